@@ -199,7 +199,7 @@ def _train(
 
 def _stop(cluster: Cluster) -> None:
     cluster.client.send("stop", {"checkpoint": False}, timeout_seconds=60)
-    until(lambda: cluster.client.snapshot(0).run.state not in m.ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
+    until(lambda: cluster.client.ask(m.SnapshotRequest, 0).run.state not in m.ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
 
 
 # ---------------------------------------------------------------- scoring
@@ -215,7 +215,11 @@ def _score(
     starts = [at * 61 % max(1, len(text) - ROW_CHARACTERS) for at in range(count)]
     rows = [{"text": text[start : start + ROW_CHARACTERS]} for start in starts]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    yield "all nodes", predicted, asyncio.run(_rate(cluster.client.snapshot(0).node.address, folder, run, case.nodes))
+    yield (
+        "all nodes",
+        predicted,
+        asyncio.run(_rate(cluster.client.ask(m.SnapshotRequest, 0).node.address, folder, run, case.nodes)),
+    )
 
 
 def _checkpointed(folder: Path, cluster: Cluster, case: Case) -> str:
@@ -223,7 +227,7 @@ def _checkpointed(folder: Path, cluster: Cluster, case: Case) -> str:
     config |= {"run": {"name": "bench", "steps": 1}, "checkpoint": {"at_end": True}}
     run = cluster.client.send("start-run", {"config": config}, timeout_seconds=300).run
     assert run is not None
-    until(lambda: cluster.client.snapshot(0).run.state not in m.ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
+    until(lambda: cluster.client.ask(m.SnapshotRequest, 0).run.state not in m.ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
     return run
 
 

@@ -135,11 +135,11 @@ def hosted(work: Work, steps: int) -> float:
     try:
         with BlockingClient(json.loads(agent.stdout.readline())["listen"]) as client:
             client.send("start-run", {"config": work.raw()}, timeout_seconds=120)
-            while client.snapshot(0).run.step < steps + 6:  # type: ignore[union-attr]
+            while client.ask(m.SnapshotRequest, 0).run.step < steps + 6:  # type: ignore[union-attr]
                 time.sleep(0.1)
-            rows = client.steps(after_step=5, limit=steps + 1).steps
+            rows = client.ask(m.StepsRequest, after_step=5, limit=steps + 1).steps
             client.send("stop", {"checkpoint": False})
-            while client.snapshot(0).run.state in m.ACTIVE_RUN_STATES:  # type: ignore[union-attr]
+            while client.ask(m.SnapshotRequest, 0).run.state in m.ACTIVE_RUN_STATES:  # type: ignore[union-attr]
                 time.sleep(0.05)
     finally:
         agent.terminate()

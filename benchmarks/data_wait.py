@@ -22,6 +22,7 @@ from typing import Any
 
 from lib.sides import Cluster, end, end_on_sigterm, run_config, until
 
+from trainctl.protocol.messages import SnapshotRequest
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.trainer import demo_assets
 
@@ -96,7 +97,7 @@ def trained(
     config["data"] |= data
     with Cluster(folder, [NODE]) as cluster:
         cluster.start(config)
-        view = cluster.client.snapshot(0).run
+        view = cluster.client.ask(SnapshotRequest, 0).run
         assert view is not None
         with beside():
             first = view.step + WARM_STEPS + 1

@@ -139,15 +139,15 @@ class Hosted:
 
     def tokens_per_second(self, steps: int) -> float:
         """From the record: tokens between two commits over the time between them."""
-        first = self._client.snapshot(0).run.step + WARM_STEPS
+        first = self._client.ask(m.SnapshotRequest, 0).run.step + WARM_STEPS
         cpu_seconds, began_at = self._cpu_seconds(), first - WARM_STEPS
         self._client.send("resume", {})
         with self._moved:
             assert self._moved.wait_for(lambda: self._step >= first + steps, timeout=MOST_SECONDS), "no more steps"
         self._client.send("pause", {})
-        done = self._client.snapshot(0).run.step - began_at
+        done = self._client.ask(m.SnapshotRequest, 0).run.step - began_at
         self.agent_cpu_seconds_per_step = (self._cpu_seconds() - cpu_seconds) / done
-        rows = self._client.steps(after_step=first - 1, limit=steps + 1).steps
+        rows = self._client.ask(m.StepsRequest, after_step=first - 1, limit=steps + 1).steps
         assert len(rows) == steps + 1
         return (rows[-1].tokens_total - rows[0].tokens_total) / (rows[-1].committed_at - rows[0].committed_at)
 
@@ -168,7 +168,7 @@ class Hosted:
     def close(self) -> None:
         self._client.send("stop", {"checkpoint": False})
         self._watcher.join(10)
-        while self._client.snapshot(0).run.state in m.ACTIVE_RUN_STATES:
+        while self._client.ask(m.SnapshotRequest, 0).run.state in m.ACTIVE_RUN_STATES:
             time.sleep(0.05)
         self._client.__exit__(None, None, None)
         self._block.__exit__(None, None, None)

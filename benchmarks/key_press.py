@@ -22,6 +22,7 @@ from typing import Any
 from lib.sides import agent, run_config
 
 from trainctl.protocol.client.client import Client
+from trainctl.protocol.messages import StepsRequest
 from trainctl.trainer import demo_assets
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.dialogs.command_dialog import CommandDialog
@@ -64,7 +65,7 @@ async def press(address: str, run: dict[str, Any], presses: int) -> tuple[list[f
             await reached(lambda: app.shown.run is not None and app.shown.run.state == "running")
             for number in range(presses):
                 waited, step = await resize(pilot, app, str(3 + number % 2), chance.uniform(0.0, 0.2))
-                rows = (await client.steps(after_step=step - 3, limit=3)).steps
+                rows = (await client.ask(StepsRequest, after_step=step - 3, limit=3)).steps
                 over.append(waited - sum(row.step_seconds for row in rows if step - 2 < row.step <= step))
                 step_seconds += [row.step_seconds for row in rows]
         await client.send("stop", {"checkpoint": False})

@@ -270,7 +270,7 @@ def slowest_chart(client: BlockingClient, span: int, last: int) -> float:
 
     def seconds(name: str) -> float:
         begun = time.perf_counter()
-        client.history(RUN, (name,), last - span + 1, last, COLUMNS)
+        client.ask(m.HistoryRequest, RUN, (name,), last - span + 1, last, COLUMNS)
         return time.perf_counter() - begun
 
     return max(statistics.median(seconds(name) for _ in range(3)) for name in NAMES[:: METRICS // 5])

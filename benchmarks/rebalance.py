@@ -117,7 +117,7 @@ class Run:
         """The median seconds of a step with a split."""
         first = self.share(split)
         until(lambda: self._view().step >= first + steps, f"step {first + steps}")
-        rows = self.cluster.client.steps(after_step=first - 1, limit=steps + 1).steps
+        rows = self.cluster.client.ask(m.StepsRequest, after_step=first - 1, limit=steps + 1).steps
         return statistics.median(b.committed_at - a.committed_at for a, b in itertools.pairwise(rows))
 
     def _send(self, verb: str, args: dict[str, Any]) -> m.CommandReply:
@@ -125,7 +125,7 @@ class Run:
         return reply
 
     def _view(self) -> Any:
-        view = self.cluster.client.snapshot(0).run
+        view = self.cluster.client.ask(m.SnapshotRequest, 0).run
         assert view is not None
         return view
 

@@ -121,11 +121,11 @@ def after_agent_kill(cluster: Cluster, index: int) -> float:
 
 
 def newest(cluster: Cluster) -> list[m.StepCommitted]:
-    return list(cluster.client.steps(after_step=max(0, view(cluster).step - 12)).steps)
+    return list(cluster.client.ask(m.StepsRequest, after_step=max(0, view(cluster).step - 12)).steps)
 
 
 def view(cluster: Cluster) -> m.RunView:
-    found = cluster.client.snapshot(0).run
+    found = cluster.client.ask(m.SnapshotRequest, 0).run
     assert found is not None
     return found
 

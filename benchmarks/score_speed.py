@@ -119,7 +119,7 @@ def trained(folder: Path, cluster: Cluster) -> str:
     assert run is not None
 
     def ended() -> m.RunView | None:
-        view = cluster.client.snapshot(0).run
+        view = cluster.client.ask(m.SnapshotRequest, 0).run
         return view if view is not None and view.state not in m.ACTIVE_RUN_STATES else None
 
     view = until(ended, "the run's end")
@@ -166,7 +166,7 @@ class Measurement:
     ) -> None:
         """`kill_after`: seconds from when all workers have answered until the victim's worker is killed."""
         self._folder, self._run, self._quotas, self._kill_after = folder, run, quotas, kill_after
-        self._address = cluster.client.snapshot(0).node.address
+        self._address = cluster.client.ask(m.SnapshotRequest, 0).node.address
         self._seen: list[tuple[float, m.WorkView]] = []
         self._held: dict[str, int] = {}  # by node
         self._all_work_at = self._killed_at = 0.0

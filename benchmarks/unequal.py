@@ -21,6 +21,7 @@ from typing import Any
 from lib.quota import Quota
 from lib.sides import Cluster, Ddp, ddp, end_on_sigterm, run_config
 
+from trainctl.protocol.messages import SnapshotRequest
 from trainctl.trainer import demo_assets
 
 BAR = 0.97
@@ -104,7 +105,7 @@ def balance(cluster: Cluster) -> dict[str, int]:
     mode(cluster, "on")
     cluster.measure(BALANCE_STEPS)
     mode(cluster, "off")
-    view = cluster.client.snapshot(0).run
+    view = cluster.client.ask(SnapshotRequest, 0).run
     assert view is not None
     return {rank.node: rank.share for rank in view.ranks}
 

@@ -99,7 +99,7 @@ class Reporter:
         self.kept = 0
 
     def __enter__(self) -> "Reporter":
-        self._client.__enter__()
+        self._client.connect()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -109,7 +109,7 @@ class Reporter:
                 print(f"attach.py: {failure}", file=sys.stderr)
                 break
             time.sleep(SEND_SECONDS)
-        self._client.__exit__(None, None, None)
+        self._client.close()
 
     def _end(self, state: Literal["finished", "failed"], reason: str) -> TrainctlError | None:
         """Send what is queued and end the run; return why it failed, or None."""

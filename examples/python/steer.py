@@ -27,7 +27,7 @@ def main() -> int:
         args = verbs.parse_args("rebalance", dict(word.split("=", 1) for word in given.shares if "=" in word))
         verbs.check("rebalance", args)
         with BlockingClient(given.connect, by="steer.py") as client:
-            run = client.snapshot(columns=0).run
+            run = client.ask(m.SnapshotRequest, columns=0).run
             if run is None:
                 print("steer.py: no active run", file=sys.stderr)
                 return 3

@@ -61,7 +61,7 @@ async def lines(client: Client) -> AsyncIterator[m.StepCommitted | str]:
 async def recorded(client: Client, run: m.RunView, after_step: int) -> AsyncIterator[m.StepCommitted]:
     """Recorded steps up to the run's current one, page by page; later ones arrive live."""
     while after_step < run.step:
-        page = (await client.steps(run.run, after_step)).steps
+        page = (await client.ask(m.StepsRequest, run.run, after_step)).steps
         for step in page:
             if step.step <= run.step:
                 yield step

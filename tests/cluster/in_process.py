@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+from tests.asking import run_of
 from tests.cluster.fake_trainers import FakeSupervisor, FakeTrainer
 from tests.cluster.run_files import NODE, NODES
 from tests.cluster.waits import PatientAsyncClient, PatientClient
@@ -286,7 +287,11 @@ class BlockingCluster:
         """Wait until every agent has reached every other one."""
         for node in self.agents:
             with self.client(node) as client:
-                until(lambda c=client: all(peer.state == "connected" for peer in c.snapshot(0).peers), 20, "the peers")
+                until(
+                    lambda c=client: all(peer.state == "connected" for peer in c.ask(m.SnapshotRequest, 0).peers),
+                    20,
+                    "the peers",
+                )
 
     def run_paths(self, node: str, run: str) -> RunPaths:
         return self.agents[node].run_paths(run)
@@ -294,7 +299,7 @@ class BlockingCluster:
     def view(self, node: str) -> m.RunView:
         """Return the run as a node's agent has it."""
         with self.client(node) as client:
-            view = client.snapshot(0).run
+            view = run_of(client)
         assert view is not None
         return view
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from tests.asking import events_of, run_of
 from tests.cluster.run_files import FOREVER, RING
 from tests.cluster.waits import all_steps, wait_for_checkpoint, wait_for_end, wait_for_step
 from tests.waiting import until
@@ -30,12 +31,12 @@ def go_back_together(
     begun = client.send("start-run", {"config": config}, timeout_seconds=120)
     assert begun.state == "applied", begun.reason
     assert wait_for_checkpoint(client, begun.run or "") == 5
-    term = client.snapshot(0).run.generation  # type: ignore[union-attr]
+    term = run_of(client).generation  # type: ignore[union-attr]
     assert client.send("rollback", {"step": 5, "skip_batches": 2}).state == "applied"
-    until(lambda: client.snapshot(0).run.generation > term, what="the run, at step 5")  # type: ignore[union-attr]
+    until(lambda: run_of(client).generation > term, what="the run, at step 5")  # type: ignore[union-attr]
     wait_for_step(client, 12)
     last = stop(client)
     cursors = {step.step: step.cursor for step in all_steps(client)}
     assert cursors == {step: G * (step if step <= 5 else step + 2) for step in range(1, last + 1)}
-    assert {rank.node: rank.state for rank in client.snapshot(0).run.ranks} == dict.fromkeys(nodes, "done")  # type: ignore[union-attr]
-    assert not [event.text for event in client.events(begun.run, limit=500).events if event.severity == "error"]
+    assert {rank.node: rank.state for rank in run_of(client).ranks} == dict.fromkeys(nodes, "done")  # type: ignore[union-attr]
+    assert not [event.text for event in events_of(client, begun.run) if event.severity == "error"]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from tests.asking import events_of, run_of
 from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
@@ -47,10 +48,10 @@ def wait_for_checkpoint(client: BlockingClient, run: str) -> int:
     """The step of the run's first checkpoint, once that is complete."""
 
     def written() -> list[int]:
-        events = client.events(run, limit=500).events
+        events = events_of(client, run)
         return [event.data.step for event in events if isinstance(event.data, CheckpointWritten)]
 
-    found: list[int] = until(written, what="a checkpoint", progress=lambda: client.snapshot(0).run)
+    found: list[int] = until(written, what="a checkpoint", progress=lambda: run_of(client))
     return found[0]
 
 
@@ -66,7 +67,7 @@ def _wait_for_run(client: BlockingClient, holds: Callable[[m.RunView], bool], se
     seen: list[Any] = [None]
 
     def look() -> m.Snapshot | None:
-        snapshot = client.snapshot(0)
+        snapshot = client.ask(m.SnapshotRequest, 0)
         run = snapshot.run
         seen[0] = run and (run.state, run.step, run.generation)
         return snapshot if run and (holds(run) or run.state not in m.ACTIVE_RUN_STATES) else None
@@ -78,7 +79,7 @@ def _wait_for_run(client: BlockingClient, holds: Callable[[m.RunView], bool], se
 def all_steps(client: BlockingClient, run: str | None = None) -> list[m.StepCommitted]:
     steps: list[m.StepCommitted] = []
     while True:
-        page = client.steps(run, steps[-1].step if steps else 0)
+        page = client.ask(m.StepsRequest, run, steps[-1].step if steps else 0)
         steps += page.steps
         if not page.more:
             return steps

@@ -53,7 +53,7 @@ def test_readings_are_plausible_while_a_rank_trains(agent, run_config, figure):
     with agent.client() as client:
         client.send("start-run", {"config": run_config(run__steps=1_000_000)}, wait="accepted")
         wait_for_step(client, 2)
-        host = until(lambda: _with_trainer(client.snapshot(0).node.host), what="a reading of the trainer")
+        host = until(lambda: _with_trainer(client.ask(m.SnapshotRequest, 0).node.host), what="a reading of the trainer")
         client.send("stop", {"checkpoint": False})
         wait_for_end(client)
     figure(cpu_percent=host.cpu_percent, temperature_celsius=host.temperature_celsius, values=host.values)
@@ -181,7 +181,7 @@ def test_a_killed_service_is_started_again(service: str, figure) -> None:
 def _answering(node: str) -> LocalAgent | None:
     for agent in (agent for cluster in running() for agent in cluster if agent.node == node):
         with contextlib.suppress(TrainctlError), BlockingClient(agent.address, by="hardware") as client:
-            return agent if client.facts().node == node else None
+            return agent if client.ask(m.FactsRequest).node == node else None
     return None
 
 

@@ -9,6 +9,7 @@ import zipfile
 import msgspec
 import pytest
 import tomli_w
+from tests.asking import newest_events, run_of
 from tests.cluster.run_files import NODE, on
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.hardware.devices import ACCELERATORS
@@ -19,6 +20,7 @@ from tests.tui.support.cli_calls import call, call_json
 from tests.waiting import until
 
 from trainctl.protocol.calibration.profile import all_profiles
+from trainctl.protocol.messages import SnapshotRequest
 
 pytestmark = pytest.mark.parametrize("device", ACCELERATORS)
 STEPS = 60
@@ -41,7 +43,7 @@ def test_a_run_survives_its_trainer_and_keeps_its_curve(agent, run_config, devic
     with agent.client() as client:
         begun = client.send("start-run", {"config": config}, wait="accepted")
         wait_for_step(client, 15)
-        (rank,) = client.snapshot(0).run.ranks
+        (rank,) = run_of(client).ranks
         client.send("pause", {})
         until(lambda: [*agent.run_paths(begun.run).checkpoints.glob("step-10*")], what="a checkpoint")
         (pid,) = agent.trainer_pids()
@@ -51,8 +53,8 @@ def test_a_run_survives_its_trainer_and_keeps_its_curve(agent, run_config, devic
         assert client.send("resize-batch", {"micro": 3}).state == "applied"
         view = wait_for_end(client)
         steps = all_steps(client)
-        host = client.snapshot(0).node.host
-        texts = [event.text for event in client.events(newest=True).events]
+        host = client.ask(SnapshotRequest, 0).node.host
+        texts = [event.text for event in newest_events(client)]
     assert view.state == "finished", texts
     assert device.device in rank.device
     if device.device == "cuda":

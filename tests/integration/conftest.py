@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.asking import run_of
 from tests.cluster.run_files import NODE
 from tests.cluster.waits import PatientClient, wait_for_end, wait_for_step
 from tests.conftest import SHARED_PIDS, our_processes
@@ -171,7 +172,7 @@ def live(lasting_run: AgentProcess) -> Iterator[AgentProcess]:
         assert client.send("resume", {}).state == "applied"
         yield lasting_run
         lasting_run.check()
-        until(lambda: client.snapshot(0).run.state == "running", what="the run that goes on")  # type: ignore[union-attr]
+        until(lambda: run_of(client).state == "running", what="the run that goes on")  # type: ignore[union-attr]
         assert client.send("pause", {}).state == "applied"
     keep_processes()
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 import zmq
+from tests.asking import newest_events, run_of
 from tests.cluster.waits import wait_for_step
 from tests.integration.conftest import AgentProcess, keep_processes
 from tests.tiers import scale
@@ -122,7 +123,7 @@ def restart(agent: AgentProcess) -> None:
     agent.start()
     keep_processes()
     with agent.client() as client:  # a trainer that never meets an agent leaves after a while
-        run = client.snapshot(0).run
+        run = run_of(client)
         assert run is not None
         wait_for_step(client, run.step + 1)
 
@@ -246,7 +247,7 @@ def test_a_command_whose_time_is_up_while_no_agent_runs_is_refused_and_recorded(
 def recorded(agent: AgentProcess, *ids: str) -> list[str | None]:
     """How commands have ended, by the agent's book and the run's events alike."""
     with agent.client() as client:
-        told = {event.command: event.outcome for event in client.events(newest=True).events if event.command}
+        told = {event.command: event.outcome for event in newest_events(client) if event.command}
     states = [state_of(agent, id) for id in ids]
     assert [told.get(id) for id in ids] == states
     return states
@@ -254,6 +255,6 @@ def recorded(agent: AgentProcess, *ids: str) -> list[str | None]:
 
 def version(agent: AgentProcess) -> int:
     with agent.client() as client:
-        run = client.snapshot(0).run
+        run = run_of(client)
     assert run is not None
     return run.plan_version

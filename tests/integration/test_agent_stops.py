@@ -20,6 +20,7 @@ from tests.waiting import slowness, until
 from trainctl.protocol import messages
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import CalibrateRequest, DigestsRequest, EventsRequest
 from trainctl.protocol.record.checkpoints import MANIFEST_NAME, read_manifest
 
 STOP_SECONDS = 3.0
@@ -94,7 +95,7 @@ def test_while_it_hashes_data(agent: AgentProcess, trained: str, run_config: Any
     size = file.stat().st_size
     make_long(file)
     try:
-        asking(lambda client: client._run(client._client.digests("data", str(data))))
+        asking(lambda client: client._run(client._client.ask(DigestsRequest, "data", str(data))))
         until(lambda: reads(agent, file), what="the hash")
         ends_in_time(agent)
     finally:
@@ -103,7 +104,7 @@ def test_while_it_hashes_data(agent: AgentProcess, trained: str, run_config: Any
 
 def test_while_it_calibrates(agent: AgentProcess, run_config: Any) -> None:
     with agent.client() as client:
-        client._run(client._client.calibration("calibration-abcd", run_config()))
+        client._run(client._client.ask(CalibrateRequest, "calibration-abcd", run_config()))
     assert agent.process is not None
     children = until(lambda: psutil.Process(agent.process.pid).children(recursive=True), what="the measuring process")  # type: ignore[union-attr]
     ends_in_time(agent)
@@ -176,7 +177,10 @@ def test_while_a_checkpoint_is_copied(copying_agent: AgentProcess, tmp_path: Pat
     until((tmp_path / "done").exists, what="the copy's end, without the agent")
     agent.start()
     with agent.client() as client:
-        until(lambda: any("copied" in event.text for event in client.events(limit=100).events), what="its event")
+        until(
+            lambda: any("copied" in event.text for event in client.ask(EventsRequest, limit=100).events),
+            what="its event",
+        )
         client.send("stop", {"checkpoint": False})
         wait_for_end(client)
     until(lambda: not agent.trainer_pids(), what="the trainer's end")

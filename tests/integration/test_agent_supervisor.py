@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.asking import run_of
 from tests.cluster.run_files import FOREVER, NODES, on
 from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.conftest import SHARED_PIDS
@@ -22,6 +23,7 @@ from tests.waiting import HANG_SECONDS, slowness, until
 
 from trainctl.node_agent.__main__ import STEADY_SECONDS
 from trainctl.protocol.client import BlockingClient
+from trainctl.protocol.messages import FactsRequest
 from trainctl.protocol.record.paths import node_directory
 from trainctl.protocol.record.reader import RecordReader
 
@@ -57,11 +59,11 @@ def test_a_detached_agent_outlives_its_terminal(tmp_path: Path) -> None:
     try:
         assert os.getsid(agent.pid) == os.getsid(supervisor.pid) == supervisor.pid
         with BlockingClient(json.loads(started.stdout)["listen"]) as client:
-            assert client.facts().node == "studio"
+            assert client.ask(FactsRequest).node == "studio"
             agent.kill()
             until(lambda: "starting it again" in log.read_text(), what="the supervisor to notice")
             until(lambda: supervisor.children() not in ([], [agent]), what="the next agent")
-            assert client.facts().node == "studio"
+            assert client.ask(FactsRequest).node == "studio"
         again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
         assert (again.returncode, again.stdout) == (2, "")
         assert "another agent of this node is running" in again.stderr
@@ -84,7 +86,7 @@ def test_a_killed_agent_is_started_again_where_it_was_and_sigterm_ends_both(supe
     assert (again["listen"], again["live"]) == (supervised.address, supervised.live_address)
     assert again["pid"] != agent.pid
     with supervised.client() as client:
-        assert client.snapshot(0).run is None
+        assert run_of(client) is None
     assert supervised.terminate() == 0
     assert not psutil.pid_exists(again["pid"])
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.asking import events_of
 from tests.cluster.run_files import RING, on_mlx
 from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.integration.conftest import AgentProcess
@@ -31,7 +32,7 @@ def calls(folder: Path, node: str) -> list[list[str]]:
 
 
 def open_alerts(client: BlockingClient) -> dict[str, m.AlertView]:
-    told = client.snapshot(0).alerts
+    told = client.ask(m.SnapshotRequest, 0).alerts
     return {alert.id: alert for alert in told.alerts} if told is not None else {}
 
 
@@ -57,7 +58,11 @@ def test_alerts_are_raised_called_about_and_kept(
     limits = {"disk_free_gb": 1e9, "disk_clear_gb": 2e9, "silent_seconds": 3, "clear_seconds": 1}
     config = run_config(run__steps=100_000, nodes=on_mlx(*NODES), group=RING, alerts=limits)
     with alpha.client() as client, beta.client() as other:
-        until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "the follower")
+        until(
+            lambda: all(peer.state == "connected" for peer in client.ask(m.SnapshotRequest, 0).peers),
+            20,
+            "the follower",
+        )
         run = client.send("start-run", {"config": config}, wait="accepted").run
         # Readings come before the first step: all of this happens while the trainers load.
         until(lambda: {"disk:alpha", "disk:beta"} <= set(open_alerts(client)), 20, "both nodes' alerts")
@@ -73,7 +78,7 @@ def test_alerts_are_raised_called_about_and_kept(
         assert other.send("acknowledge", {"id": "lead-silent:beta"}).state == "applied"
 
         alpha.start()
-        until(lambda: client.snapshot(0).alerts, 20, "the lead's alerts")
+        until(lambda: client.ask(m.SnapshotRequest, 0).alerts, 20, "the lead's alerts")
         again = open_alerts(client)
         assert {id: again[id].raised_at for id in raised} == raised
         assert (again["disk:beta"].acknowledged_by, again["disk:alpha"].muted) == ("tester", True)
@@ -85,9 +90,7 @@ def test_alerts_are_raised_called_about_and_kept(
         client.send("stop", {"checkpoint": False})
         assert wait_for_end(client).run == run
         until(lambda: all(id.startswith("disk") for id in open_alerts(client)), 20, "the end of the run's alerts")
-        told = [
-            (event.severity, event.after) for event in client.events(run, limit=500).events if event.kind == "alert"
-        ]
+        told = [(event.severity, event.after) for event in events_of(client, run) if event.kind == "alert"]
         assert told.count(("warning", "disk:beta")) == 1
         assert told.count(("warning", "disk:alpha")) == 2, "raised, and still so on the lead's own machine at the end"
         assert not [severity for severity, id in told if severity == "good" and id.startswith("disk")]

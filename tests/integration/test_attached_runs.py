@@ -13,6 +13,7 @@ from tests.integration.conftest import AgentProcess
 from tests.tui.support.cli_calls import ENVIRONMENT
 from tests.waiting import HANG_SECONDS, until
 
+from trainctl.protocol.messages import HistoryRequest, RunsRequest
 from trainctl.protocol.record.reader import RecordReader
 
 RUN = "mine-1"
@@ -31,9 +32,9 @@ def test_the_example_trains_and_is_recorded(agent: AgentProcess) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "after 60 steps; 60 recorded" in done.stdout
     with agent.client() as client:
-        (known,) = client.runs().runs
+        (known,) = client.ask(RunsRequest).runs
         assert (known.state, known.step, known.kind) == ("finished", 60, "guest")
-        losses = client.history(RUN, ("loss",), columns=100).series[0].last
+        losses = client.ask(HistoryRequest, RUN, ("loss",), columns=100).series[0].last
     assert losses[-1] < losses[0] - 0.5 and abs(losses[0] - math.log(256)) < 1e-6
 
 
@@ -44,7 +45,7 @@ def test_the_example_trains_on_without_an_agent_and_catches_up(agent: AgentProce
     try:
         agent.start()
         with agent.client() as client:
-            until(lambda: any(run.step > 0 for run in client.runs().runs), what="steps of the loop")
+            until(lambda: any(run.step > 0 for run in client.ask(RunsRequest).runs), what="steps of the loop")
         agent.kill()
         agent.start()
         said, _ = loop.communicate(timeout=HANG_SECONDS)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.asking import newest_events, run_of
 from tests.cluster.run_files import FOREVER, NODES, on
 from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.integration.support.clusters import Cluster, have_back
@@ -89,12 +90,12 @@ def begin_writing(client: BlockingClient, held: HeldWrites) -> str:
 
 
 def outcome(client: BlockingClient, id: str) -> m.Event | None:
-    found = (event for event in client.events(newest=True).events if event.command == id and event.outcome)
+    found = (event for event in newest_events(client) if event.command == id and event.outcome)
     return next((event for event in found if event.outcome in ("applied", "failed")), None)
 
 
 def is_writing(client: BlockingClient, step: int) -> bool:
-    ranks = client.snapshot(0).run.ranks  # type: ignore[union-attr]
+    ranks = run_of(client).ranks  # type: ignore[union-attr]
     return any(rank.why.startswith(f"{m.WRITING} of step {step}") for rank in ranks)
 
 
@@ -122,7 +123,11 @@ def test_writers_killed_during_a_write_cost_no_step_and_it_is_planned_again(
         for pid in [pid for node in WRITERS for pid in cluster[node].trainer_pids()]:
             os.kill(pid, signal.SIGKILL)
         held.remove()
-    done = until(lambda: outcome(client, id), what="the checkpoint's outcome", progress=lambda: client.snapshot(0).run)
+    done = until(
+        lambda: outcome(client, id),
+        what="the checkpoint's outcome",
+        progress=lambda: run_of(client),
+    )
     assert done.outcome == "applied", done.text
     assert done.step > step, "it is of a step that was made after the loss"
     have_back(client)
@@ -142,7 +147,7 @@ def stop_during_a_write(cluster: Cluster, client: BlockingClient, name: str, ste
         assert client.send("resume", {}).state == "applied"
         wait_for_step(client, step + 2)
         assert client.send("stop", {"checkpoint": True}, wait="accepted").state == "accepted"
-        until(lambda: client.snapshot(0).run.state == "stopping", what="the stop")  # type: ignore[union-attr]
+        until(lambda: run_of(client).state == "stopping", what="the stop")  # type: ignore[union-attr]
         assert is_writing(client, step)
         held.release()
         view = wait_for_end(client)

@@ -15,6 +15,7 @@ from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import UnreachableError
+from trainctl.protocol.messages import RunsRequest, SnapshotRequest
 
 
 def agent_command(*arguments: str) -> subprocess.CompletedProcess:
@@ -91,7 +92,7 @@ def test_an_agent_runs_without_its_streams(tmp_path, streams):
     try:
         with BlockingClient(listen) as client:
             until(lambda: reached(client), what="the agent")
-            assert client.runs().runs == ()
+            assert client.ask(RunsRequest).runs == ()
     finally:
         process.terminate()
         assert process.wait(HANG_SECONDS) == 0
@@ -99,5 +100,5 @@ def test_an_agent_runs_without_its_streams(tmp_path, streams):
 
 def reached(client):
     with contextlib.suppress(UnreachableError):
-        return client.snapshot(0)
+        return client.ask(SnapshotRequest, 0)
     return None

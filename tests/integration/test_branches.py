@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.asking import events_of
 from tests.cluster.run_files import NODE, TORCH, on_mlx
 from tests.cluster.waits import all_steps, wait_for_end
 from tests.integration.conftest import AgentProcess
@@ -21,7 +22,7 @@ def losses(client: BlockingClient, run: str) -> dict[int, float | None]:
 
 
 def changes_of(client: BlockingClient, run: str) -> list[SetupChanged]:
-    return [event.data for event in client.events(run, limit=500).events if isinstance(event.data, SetupChanged)]
+    return [event.data for event in events_of(client, run) if isinstance(event.data, SetupChanged)]
 
 
 def finished(client: BlockingClient, first_step: int | None = None, **args: Any) -> m.RunView:
@@ -53,9 +54,12 @@ def test_a_branch_with_the_same_recipe_has_the_same_losses_bit_for_bit(agent: Ag
         assert losses(client, view.run) == {step: loss for step, loss in curve.items() if step > FORK}
         assert view.branch == m.BranchPoint(parent.run, FORK, 12 * FORK)
         assert view.trained(12 * STEPS) == 12 * (STEPS - FORK)
-        assert {run.run: run.branch for run in client.runs().runs} == {parent.run: None, view.run: view.branch}
+        assert {run.run: run.branch for run in client.ask(m.RunsRequest).runs} == {
+            parent.run: None,
+            view.run: view.branch,
+        }
         for run in (parent.run, view.run):
-            kept = [event.data for event in client.events(run, limit=500).events if isinstance(event.data, RunBranched)]
+            kept = [event.data for event in events_of(client, run) if isinstance(event.data, RunBranched)]
             assert kept == [RunBranched(parent.run, FORK, view.run, view.lead)]
 
         about = read_manifest(Path(view.directory, "checkpoints", f"step-{STEPS}")).metadata

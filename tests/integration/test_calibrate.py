@@ -17,6 +17,7 @@ from tests.waiting import HANG_SECONDS, until
 from trainctl.protocol.calibration.peak import peak
 from trainctl.protocol.calibration.profile import all_profiles
 from trainctl.protocol.config import cluster_file
+from trainctl.protocol.messages import CalibrateRequest, ProfilesRequest, SnapshotRequest
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder
@@ -50,8 +51,8 @@ def test_a_node_is_calibrated_and_its_ranks_have_the_profile(agent, run_toml, ru
     with agent.client() as client:
         client.send("start-run", {"config": run_config(batch__micro=micro)}, wait="accepted")
         view = wait_for_end(client)
-        (kept,) = client._run(client._client.profiles()).profiles
-        (part,) = client.snapshot(0).rank_steps
+        (kept,) = client._run(client._client.ask(ProfilesRequest)).profiles
+        (part,) = client.ask(SnapshotRequest, 0).rank_steps
     assert view.state == "finished"
     assert 0 < part.values["matmul_use"] < 1.5
     assert 0 < part.values["calibrated_speed"] < 100
@@ -68,7 +69,7 @@ def test_a_training_node_is_not_calibrated_and_a_calibrated_node_does_not_train(
         client.send("stop", {"checkpoint": False}, wait="accepted")
         wait_for_end(client)
         until(lambda: not agent.trainer_pids(), 20, "the trainer's end")
-        begun = client._run(client._client.calibration("calibration-abcd", run_config()))
+        begun = client._run(client._client.ask(CalibrateRequest, "calibration-abcd", run_config()))
         assert begun.state == "running"
         refused = client.send("start-run", {"config": run_config()})
         assert refused.state == "rejected"
@@ -77,7 +78,7 @@ def test_a_training_node_is_not_calibrated_and_a_calibrated_node_does_not_train(
 
 def test_an_agent_that_ends_leaves_no_measuring_process(agent, run_config):
     with agent.client() as client:
-        client._run(client._client.calibration("calibration-abcd", run_config()))
+        client._run(client._client.ask(CalibrateRequest, "calibration-abcd", run_config()))
     children = until(lambda: psutil.Process(agent.process.pid).children(recursive=True), 20, "the measuring process")
     agent.terminate()
     assert not psutil.wait_procs(children, timeout=HANG_SECONDS)[1]
@@ -100,9 +101,9 @@ def test_a_run_waits_for_no_calibration_and_takes_the_micro_batch_of_a_profile(a
         first = wait_for_end(client)
         with RecordReader(Path(first.directory)) as reader:
             sizes = [part.micro_batch for part in reader.parts_between(1, 12)]
-        assert client._run(client._client.profiles()).profiles == ()
+        assert client._run(client._client.ask(ProfilesRequest)).profiles == ()
         assert calibrate(agent, run_toml).returncode == 0
-        (profile,) = client._run(client._client.profiles()).profiles
+        (profile,) = client._run(client._client.ask(ProfilesRequest)).profiles
         client.send("start-run", {"config": config}, wait="accepted")
         second = wait_for_end(client)
     assert (first.state, second.state) == ("finished", "finished")
@@ -148,7 +149,7 @@ def test_nodes_of_a_machine_are_calibrated_at_once_and_sums_are_compared_with_th
     (profile,) = all_profiles(beta.directory / "profiles")
     assert [one.peer for one in profile.links] == ["alpha"]
     with alpha.client(keys=Keyring(person, cluster_file.read(file))) as client:
-        until(lambda: all(peer.state == "connected" for peer in client.snapshot(0).peers), 20, "beta")
+        until(lambda: all(peer.state == "connected" for peer in client.ask(SnapshotRequest, 0).peers), 20, "beta")
         assert client.send("start-run", {"config": config}).state == "applied"
         parts = until(lambda: _with_link_use(client), 60, "a step of both ranks")
         client.send("stop", {"checkpoint": False})
@@ -176,5 +177,5 @@ def test_a_lead_that_trains_leaves_the_link_out(pair, tmp_path, run_config):
 
 def _with_link_use(client):
     """The newest step's parts, once they have been compared with the links."""
-    parts = client.snapshot(0).rank_steps
+    parts = client.ask(SnapshotRequest, 0).rank_steps
     return parts if len(parts) == 2 and all("link_use" in part.values for part in parts) else ()

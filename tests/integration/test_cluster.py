@@ -1,6 +1,7 @@
 """A lead and its followers: who hosts what, who refuses what, and what clients see of all of them."""
 
 import zmq
+from tests.asking import events_of, run_of
 from tests.cluster.greeter import Greeter
 from tests.cluster.run_files import on, on_mlx
 from tests.cluster.waits import all_steps, plans_of, wait_for_end
@@ -13,11 +14,13 @@ def test_a_rank_on_another_node_is_hosted_there_and_conducted_from_here(cluster,
     with cluster.client("alpha") as client, cluster.client("beta") as follower:
         begun = client.send("start-run", {"config": run_config(run__steps=25, nodes=on_mlx("beta"))})
         assert (begun.state, begun.step) == ("applied", 1)
-        seen = follower.snapshot(0).run
+        seen = run_of(follower)
         view = wait_for_end(client)
-        log = client.log(view.run, 0)
+        log = client.ask(m.LogRequest, view.run, 0)
         steps = all_steps(client, view.run)
-        until(lambda: follower.runs().runs[0].state == "finished", 10, "the follower's word that it is over")
+        until(
+            lambda: follower.ask(m.RunsRequest).runs[0].state == "finished", 10, "the follower's word that it is over"
+        )
     assert (view.state, view.lead, [(rank.rank, rank.node) for rank in view.ranks]) == (
         "finished",
         "alpha",
@@ -36,7 +39,7 @@ def test_unlike_ranks_without_shares_begin_with_those_that_a_measurement_gives(c
         begun = client.send("start-run", {"config": run_config(run__steps=5, nodes=nodes)}, timeout_seconds=120)
         assert begun.state == "applied", begun.reason
         assert wait_for_end(client).state == "finished"
-        events = client.events(begun.run, limit=500).events
+        events = events_of(client, begun.run)
     plans = plans_of(cluster.run_paths("alpha", begun.run))
     first = next(plan for plan in plans if plan.kind == "train")
     before = [(plan.kind, plan.step) for plan in plans[: plans.index(first)]]

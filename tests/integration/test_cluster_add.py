@@ -15,6 +15,7 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
+from trainctl.protocol.messages import FactsRequest, SnapshotRequest
 from trainctl.protocol.security import keys
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.trainer import demo_assets
@@ -107,8 +108,10 @@ def test_a_machine_with_python_alone_becomes_a_node_that_answers(pair: Pair, fir
     assert first["sent_bytes_per_second"] > 1e6
     assert "at once (one TCP connection)" in first["steps"][5]["text"]
     with pair.client() as client:
-        assert client.snapshot(0).node.node == "away"
-        assert client.facts().keys_folder.startswith(str(pair.sshd.home)), "it runs from what was installed there"
+        assert client.ask(SnapshotRequest, 0).node.node == "away"
+        assert client.ask(FactsRequest).keys_folder.startswith(str(pair.sshd.home)), (
+            "it runs from what was installed there"
+        )
 
 
 def test_keys_are_paired_both_ways_and_the_person_s_file_is_left(pair: Pair, first: dict[str, Any]) -> None:

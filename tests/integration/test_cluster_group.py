@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.asking import newest_events, run_of
 from tests.cluster.folding import check_edits, check_steps
 from tests.cluster.group_commands import SAMPLES, send_commands
 from tests.cluster.run_files import FOREVER, NODES, on
@@ -56,9 +57,9 @@ def group(three_agents, group_run, group_config) -> Iterator[tuple[Cluster, str]
     three_agents.restart_agents()
     with three_agents.client() as client:
         wait_until_whole(client)
-        first = client.snapshot(0).run.step
+        first = run_of(client).step
         yield three_agents, group_run
-        last = client.snapshot(0).run.step
+        last = run_of(client).step
         wait_for_step(client, last + 3)
         wait_until_whole(client)
     check_steps(three_agents, group_run, first + 1, last)
@@ -69,9 +70,9 @@ def group(three_agents, group_run, group_config) -> Iterator[tuple[Cluster, str]
 def wait_until_whole(client: BlockingClient) -> None:
     """Until every rank takes part, or has been drained."""
     until(
-        lambda: {rank.state for rank in client.snapshot(0).run.ranks} <= {"run", "drained"},
+        lambda: {rank.state for rank in run_of(client).ranks} <= {"run", "drained"},
         what="a whole group",
-        progress=lambda: [(rank.node, rank.state, rank.backend) for rank in client.snapshot(0).run.ranks],
+        progress=lambda: [(rank.node, rank.state, rank.backend) for rank in run_of(client).ranks],
     )
 
 
@@ -157,21 +158,21 @@ def test_agents_killed_again_and_again_cost_no_step_and_no_trainer(group):
     chance, trainers = random.Random(7), cluster.trainers()
     assert [len(pids) for pids in trainers.values()] == [1, 1, 1]
     with cluster.client("alpha") as client:
-        before = client.snapshot(0).run
+        before = run_of(client)
         for node in ("beta", "alpha", "gamma"):
             time.sleep(chance.uniform(0.0, 0.2))
             cluster[node].kill()
             time.sleep(chance.uniform(0.0, 0.2))
             cluster.start(node)
-            state = until(lambda: client.snapshot(0).run, what="the lead's word")
+            state = until(lambda: run_of(client), what="the lead's word")
             wait_for_step(client, state.step + 5)
-        after = client.snapshot(0).run
-        events = client.events(newest=True).events
+        after = run_of(client)
+        events = newest_events(client)
     assert cluster.trainers() == trainers
     assert after.generation > before.generation and after.state == "running"
     assert {event.by for event in events if event.kind == "agent"} >= {"beta", "gamma"}
     with cluster.client("beta") as follower:
-        seen = follower.snapshot(0).run
+        seen = run_of(follower)
     assert (seen.run, seen.lead, seen.state) == (run, "alpha", "running")
 
 
@@ -182,7 +183,7 @@ def test_a_step_that_a_node_made_before_it_died_has_its_row_once_the_node_is_bac
     with cluster.client("alpha") as client, RecordReader(cluster.run_paths("alpha", run)) as reader:
 
         def unread_or_lost() -> int | None:
-            states = {rank.node: rank.state for rank in client.snapshot(0).run.ranks}
+            states = {rank.node: rank.state for rank in run_of(client).ranks}
             return -1 if states["gamma"] == "lost" else unread_step(reader, newest_reports(paths.rank_record(2)))
 
         for _ in range(10):

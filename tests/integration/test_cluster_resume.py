@@ -1,5 +1,6 @@
 """A real run of two nodes taken up again; tests/node_agent/runs/test_cluster_resume.py has who may, and from where."""
 
+from tests.asking import run_of
 from tests.cluster.run_files import FOREVER, RING, on_mlx
 from tests.cluster.waits import newest_step, resumed, wait_for_end, wait_for_step
 from tests.waiting import until
@@ -12,7 +13,7 @@ def test_it_goes_on_from_the_newest_checkpoint_which_another_node_has(cluster, r
         run = client.send("start-run", {"config": config}).run
         wait_for_step(client, 3)
         assert client.send("drain", {}, node="alpha").state == "applied"
-        wait_for_step(client, client.snapshot(0).run.step + 3)
+        wait_for_step(client, run_of(client).step + 3)
         client.send("stop", {"checkpoint": True})
         at = wait_for_end(client).step
     assert (newest_step(cluster, "alpha", run), newest_step(cluster, "beta", run)) == (0, at)

@@ -7,6 +7,7 @@ import time
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.client.client import Client
+from trainctl.protocol.messages import SnapshotRequest
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
 from trainctl.tui.app.app import TrainctlApp
@@ -23,7 +24,7 @@ async def test_from_key_press_to_applied_at_the_step_that_the_reply_names(live):
             chance = random.Random(3)
             for index in range(4):
                 micro = 2 + index % 2
-                before = (await client.snapshot(0)).run.step
+                before = (await client.ask(SnapshotRequest, 0)).run.step
                 step = await resize_by_keys(pilot, app, str(micro), chance.uniform(0.0, 0.1))
                 assert step > before
                 assert micro_batch_of(live, step) == micro

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.asking import events_of, run_of
 from tests.cluster.run_files import on
 from tests.cluster.waits import all_steps, wait_for_end
 from tests.integration.conftest import AgentProcess
@@ -14,7 +15,6 @@ from tests.integration.support.exactness import worst_deviation
 from tests.tiers import scale
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config.policies import POLICIES
 
 STEPS = scale("policy steps")
@@ -38,10 +38,6 @@ def poisoned_rows(path: Path, batches: int) -> None:
     path.with_name(path.name + ".end").touch()
 
 
-def events_of(client: BlockingClient, run: str) -> list[m.Event]:
-    return list(client.events(run, limit=500).events)
-
-
 def test_a_run_goes_back_before_a_poisoned_block_skips_it_and_says_so(
     agent: AgentProcess, run_config: Any, tmp_path: Path
 ) -> None:
@@ -61,7 +57,7 @@ def test_a_run_goes_back_before_a_poisoned_block_skips_it_and_says_so(
         assert begun.state == "applied", begun.reason
         assert wait_for_end(client).state == "finished"
         events, steps = events_of(client, begun.run), all_steps(client)
-        view = client.snapshot(0).run
+        view = run_of(client)
     acted = [event.text for event in events if event.by == "auto:spike"]
     assert any(text.startswith("policy spike: sends rollback step=60 skip_batches=30 (loss ") for text in acted), acted
     assert view is not None and view.skipped

@@ -11,6 +11,8 @@ from tests.integration.support.known_run import make_known, run_file
 from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import call, call_json
 
+from trainctl.protocol.messages import DigestsRequest, DiskRequest
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -76,23 +78,23 @@ def test_digests_are_of_models_and_data_alone(pair: Any) -> None:
     write(folder)
     (folder / "model" / "secret").write_text("not ours to read")
     with alpha.client() as client:
-        files = client.digests("model", str(folder / "model")).files
+        files = client.ask(DigestsRequest, "model", str(folder / "model")).files
         assert [file.name for file in files] == ["config.json", "model.safetensors"]
-        assert client.digests("model", "org/not-cached").problem == "not in the Hugging Face cache"
+        assert client.ask(DigestsRequest, "model", "org/not-cached").problem == "not in the Hugging Face cache"
         (folder / "model" / "config.json").unlink()
-        assert "no such file" in client.digests("model", str(folder / "model")).problem.lower()
+        assert "no such file" in client.ask(DigestsRequest, "model", str(folder / "model")).problem.lower()
         for path in ("model", f"{folder}/data/../model", "/etc/shadow", "/dev/zero", "org/other", str(folder)):
             for what in ("model", "data"):
-                reply = client.digests(what, path)
+                reply = client.ask(DigestsRequest, what, path)
                 assert (reply.digest, reply.files, reply.named) == ("", (), False)
-            disk = client.disk(path)
+            disk = client.ask(DiskRequest, path)
             assert (disk.write_bytes_per_second, disk.named) == (None, False)
 
 
 def test_the_disk_of_token_caches_is_measured(pair: Any) -> None:
     folder, (alpha, _) = pair
     with alpha.client() as client:
-        own, new = client.disk(), client.disk(str(folder / "new"))
+        own, new = client.ask(DiskRequest), client.ask(DiskRequest, str(folder / "new"))
         assert own.write_bytes_per_second > 0 and own.read_bytes_per_second != 0
         assert (new.folder, new.problem, (folder / "new").exists()) == (str(folder), "", False)
-        assert "No such file" in client.disk(str(folder / "no" / "new")).problem
+        assert "No such file" in client.ask(DiskRequest, str(folder / "no" / "new")).problem

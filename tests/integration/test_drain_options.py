@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.asking import run_of
 from tests.cluster.run_files import FOREVER, NODE, on_mlx
 from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.integration.conftest import AgentProcess
@@ -59,7 +60,7 @@ def test_what_cannot_leave_in_time_is_left_running_and_a_second_sigterm_waits_fo
     os.kill(trainer, signal.SIGSTOP)
     alone.process.send_signal(signal.SIGTERM)
     with alone.client() as client:
-        until(lambda: client.snapshot(0).run.state == "stopping", what="the stop")
+        until(lambda: run_of(client).state == "stopping", what="the stop")
     alone.process.send_signal(signal.SIGTERM)
     assert exit_status(alone)[0] == 0
     assert alone.trainer_pids() == [trainer]
@@ -74,7 +75,7 @@ def test_what_cannot_leave_in_time_is_left_running_and_a_second_sigterm_waits_fo
     os.kill(trainer, signal.SIGCONT)
     with alone.client() as client:
         assert wait_for_end(client).state == "stopped"
-        last = client.snapshot(0).run.step
+        last = run_of(client).step
     assert newest_checkpoint(alone, run) == last
     alone.process.send_signal(signal.SIGTERM)
     assert exit_status(alone)[0] == 0

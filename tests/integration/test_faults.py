@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.asking import events_of
 from tests.cluster.run_files import FOREVER, NODES, on
 from tests.cluster.waits import all_steps, wait_for_end
 from tests.integration.support.exactness import check_ledger, worst_deviation
@@ -88,7 +89,7 @@ def faulty_run(cluster, run_config, group, seed, curves, totals) -> FaultyRun:
             client.send("stop", {"checkpoint": False})
             view = wait_for_end(client)
             assert view.state == "stopped", view.reason
-            disturbed, events = all_steps(client, begun.run), client.events(begun.run, limit=500).events
+            disturbed, events = all_steps(client, begun.run), events_of(client, begun.run)
             backend = "mlx" if mix == "mlx" else "torch"
             if len(curves.get(mix, [])) < view.step:
                 alone = on("alpha", alpha={"backend": backend, "micro": 6})

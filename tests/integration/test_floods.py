@@ -23,6 +23,7 @@ from tests.node_agent.support.processes import ENVIRONMENT, python
 from tests.tiers import is_soak, scale
 from tests.waiting import HANG_SECONDS, slowness
 
+from trainctl.protocol.messages import FactsRequest, RunsRequest
 from trainctl.protocol.record.schema import open_for_reading
 
 FRAMES = scale("frames")
@@ -186,7 +187,7 @@ VIEWER = """
     context, own = zmq.Context(), KeyFolder(Path(folder)).user()
     context.set(zmq.MAX_SOCKETS, 2048)
     frames = [codec.encode(m.SnapshotRequest(rid=str(number), columns=120)) for number in range(40)]
-    frames += [codec.encode(m.FactsRequest(rid="facts")), bytes(60_000)]
+    frames += [codec.encode(FactsRequest(rid="facts")), bytes(60_000)]
     made = []
     for _ in range(int(count)):
         socket = sockets.new_socket(context, zmq.DEALER)
@@ -220,7 +221,7 @@ def test_one_viewer_with_full_pipelines_keeps_no_operator_waiting(tmp_path: Path
     try:
         with agent.client() as operator:
             for _ in range(20):
-                operator.facts()
+                operator.ask(FactsRequest)
                 operator.send("pause", {})
             before = agent.peak_megabytes
             flooding = python(VIEWER, agent.address, *agent.session_of("viewer"), str(VIEWERS))
@@ -230,12 +231,12 @@ def test_one_viewer_with_full_pipelines_keeps_no_operator_waiting(tmp_path: Path
                 for _ in range(50):
                     begun = time.monotonic()
                     assert operator.send("pause", {}).state == "rejected", "there is no run"
-                    operator.runs()
+                    operator.ask(RunsRequest)
                     seconds.append(time.monotonic() - begun)
                     time.sleep(0.05)
                 begun = time.monotonic()
                 with agent.client() as new:
-                    new.runs()
+                    new.ask(RunsRequest)
                 served = time.monotonic() - begun
             finally:
                 flooding.kill()

@@ -4,6 +4,7 @@ import signal
 import time
 
 import pytest
+from tests.asking import events_of, run_of
 from tests.cluster.run_files import FOREVER, on_mlx
 from tests.cluster.waits import wait_for_step
 
@@ -22,8 +23,8 @@ def test_a_frozen_agent_records_one_return_of_its_trainer_and_one_regroup(agent,
         agent.process.send_signal(signal.SIGSTOP)
         time.sleep(FROZEN_SECONDS)  # that is what is tested
         agent.process.send_signal(signal.SIGCONT)
-        wait_for_step(client, client.snapshot(0).run.step + 20)
-        said = [event.data for event in client.events(run, limit=500).events]
+        wait_for_step(client, run_of(client).step + 20)
+        said = [event.data for event in events_of(client, run)]
         client.send("stop", {"checkpoint": False})
     back = [data for data in said if isinstance(data, e.NodeState) and data.state == "trainer-back"]
     assert len(back) == 1, said

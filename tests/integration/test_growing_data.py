@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from tests.asking import run_of
 from tests.cluster.run_files import RING, on_mlx
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.integration.support.clusters import Cluster
@@ -42,7 +43,7 @@ def wait_for_data(client: BlockingClient, sealed: int, needed: int) -> None:
     said = f"waiting for data: {sealed} samples sealed, the next step needs {needed}"
 
     def waits() -> bool:
-        run = client.snapshot(0).run
+        run = run_of(client)
         return run is not None and (run.state, run.reason, run.samples) == ("running", said, sealed)
 
     until(waits, what=said)
@@ -70,7 +71,10 @@ def test_two_ranks_wait_for_data_and_make_the_steps_of_the_finished_file(
         for pids in cluster.trainers().values():
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
-        until(lambda: client.snapshot(0).run.generation > before.generation, what="the return to the checkpoint")
+        until(
+            lambda: run_of(client).generation > before.generation,
+            what="the return to the checkpoint",
+        )
         wait_for_data(client, 32, 3 * G)
         file.write(b"".join(made)[len(b"".join(made[:40])) - 3 :])
         wait_for_data(client, 48, 5 * G)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.asking import newest_events, run_of
 from tests.cluster.run_files import FOREVER, on
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.integration.support.clusters import Cluster, have_back, kill_trainer
@@ -38,7 +39,7 @@ def unreadable(folder: Path) -> Iterator[None]:
 
 
 def texts_of(client: BlockingClient) -> list[str]:
-    return [event.text for event in client.events(newest=True).events]
+    return [event.text for event in newest_events(client)]
 
 
 @pytest.mark.timeout(300)
@@ -53,7 +54,7 @@ def test_a_rank_that_hangs_in_its_checkpoint_is_replaced_and_without_its_node_th
         assert begun.state == "applied", begun.reason
         hang(cluster, client, begun.run)
         lose_all(cluster, client)
-        wait_for_step(client, client.snapshot(0).run.step + 3)
+        wait_for_step(client, run_of(client).step + 3)
         client.send("stop", {"checkpoint": False})
         last = wait_for_end(client).step
         assert [step.step for step in all_steps(client, begun.run)] == list(range(1, last + 1))
@@ -69,7 +70,7 @@ def hang(cluster: Cluster, client: BlockingClient, run: str) -> None:
     have_back(client)
     assert_stacks(cluster.run_paths("beta", run).log(1).read_text(encoding="utf-8"))
     assert any("beta rejoins" in text for text in texts_of(client))
-    wait_for_step(client, client.snapshot(0).run.step + 3)
+    wait_for_step(client, run_of(client).step + 3)
     last = client.send("pause", {}).step
     check_ledger(cluster, run, last, was_lost={"beta"})
     client.send("resume", {})
@@ -90,11 +91,11 @@ def lose_all(cluster: Cluster, client: BlockingClient) -> None:
     for pid in cluster["beta"].trainer_pids():  # none, if it was taken for hung just before
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    until(lambda: client.snapshot(0).run.ranks[1].state == "lost", 30, "beta's loss")
+    until(lambda: run_of(client).ranks[1].state == "lost", 30, "beta's loss")
     kill_trainer(cluster, "alpha")
     back = "going back to the newest checkpoint"
     until(lambda: any(back in text for text in texts_of(client)), 30, "its going back")
     alone = {"alpha": "run", "beta": "lost"}
-    until(lambda: {r.node: r.state for r in client.snapshot(0).run.ranks} == alone, 60, "its going on alone")
+    until(lambda: {r.node: r.state for r in run_of(client).ranks} == alone, 60, "its going on alone")
     cluster.start("beta")
     have_back(client)

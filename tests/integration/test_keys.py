@@ -10,6 +10,7 @@ from tests.waiting import until
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import NotAuthorisedError
+from trainctl.protocol.messages import RunsRequest, SnapshotRequest
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder
 
@@ -36,15 +37,15 @@ def test_agents_speak_by_keys_to_each_other_and_to_those_that_are_authorized(tmp
 
     try:
         with client("anna") as anna, client("vera") as vera, client("mallory") as mallory:
-            until(lambda: anna.snapshot(0).peers[0].state == "connected", 20, "the other agent")
-            assert vera.runs().runs == ()
+            until(lambda: anna.ask(SnapshotRequest, 0).peers[0].state == "connected", 20, "the other agent")
+            assert vera.ask(RunsRequest).runs == ()
             with pytest.raises(NotAuthorisedError, match="viewer"):
                 vera.send("pause", {})
             with pytest.raises(NotAuthorisedError, match="trainctl keys authorize"):
-                mallory.snapshot(0)
+                mallory.ask(SnapshotRequest, 0)
             nodes["one"].revoke("vera")
             with pytest.raises(NotAuthorisedError, match="no longer"):
-                vera.runs()
+                vera.ask(RunsRequest)
     finally:
         for agent in agents:
             agent.clean_up()

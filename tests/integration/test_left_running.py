@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
+from tests.asking import newest_events, run_of
 from tests.cluster.run_files import NODE, on_mlx
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.integration.conftest import AgentProcess
@@ -37,7 +38,7 @@ def test_resizes_and_an_agent_killed_again_and_again_leave_each_step_alone_and_a
         watched = thread.submit(watch_to_the_end, agent)
         wait_for_step(client, 2)
         assert agent.trainer_pids() == [pid]
-        run = client.snapshot(0).run.run
+        run = run_of(client).run
         for micro in (1, 12, 5, 2, 7):
             assert client.send("resize-batch", {"micro": micro}).state == "applied"
         chance = random.Random(7)
@@ -46,9 +47,9 @@ def test_resizes_and_an_agent_killed_again_and_again_leave_each_step_alone_and_a
             agent.kill()
             time.sleep(chance.uniform(0.0, 0.3))
             agent.start()
-            state = until(lambda: client.snapshot(0).run)
+            state = until(lambda: run_of(client))
             alive = agent.trainer_pids()
-            if client.snapshot(0).run.step == STEPS:
+            if run_of(client).step == STEPS:
                 break  # with nothing left to train, its trainer may have left before the run is "finished"
             assert alive == [pid]
             wait_for_step(client, min(state.step + 5, STEPS))
@@ -108,10 +109,14 @@ def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_the_next_agent
     agent.start()
     with agent.client() as client:
         step = int(written.name.removeprefix("step-"))
-        view = until(lambda: (v := client.snapshot(0).run).state == "running" and v.step > step and v, 60, "its steps")
+        view = until(
+            lambda: (v := run_of(client)).state == "running" and v.step > step and v,
+            60,
+            "its steps",
+        )
         assert view.run == run
-        assert client.steps(run, after_step=0, limit=500).steps[step].step == step + 1
-        texts = [event.text for event in client.events(newest=True).events]
+        assert client.ask(m.StepsRequest, run, after_step=0, limit=500).steps[step].step == step + 1
+        texts = [event.text for event in newest_events(client)]
         assert any(text.startswith(f"resumed from step {step:,}") for text in texts)
     agent.kill()
     agent.start()
@@ -130,7 +135,7 @@ def test_sigterm_to_the_agent_leaves_the_trainer_training(live):
     assert psutil.Process(pid).is_running()
     agent.start()
     with agent.client() as client:
-        step = until(lambda: client.snapshot(0).run).step
+        step = until(lambda: run_of(client)).step
         wait_for_step(client, step + 5)
         assert agent.trainer_pids() == [pid]
 
@@ -139,11 +144,11 @@ def test_an_agent_that_stalls_longer_than_its_heartbeats_is_found_again_by_train
     """Stopped for five seconds (a paused machine, swapping): both reconnect, and nothing stays deaf."""
     agent = live
     with agent.client() as client:
-        first = client.snapshot(0).run.step
+        first = run_of(client).step
         agent.process.send_signal(signal.SIGSTOP)
         time.sleep(5)
         agent.process.send_signal(signal.SIGCONT)
-        stalled = until(lambda: client.snapshot(0).run, what="the same client's snapshot").step
+        stalled = until(lambda: run_of(client), what="the same client's snapshot").step
         last = wait_for_step(client, stalled + 20).run.step
         steps = [step.step for step in all_steps(client) if first < step.step <= last]
     assert steps == list(range(first + 1, last + 1))

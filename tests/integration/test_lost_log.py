@@ -6,6 +6,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.asking import events_of, run_of
 from tests.cluster.waits import all_steps, wait_for_checkpoint, wait_for_end, wait_for_step
 from tests.integration.conftest import AgentProcess
 from tests.waiting import until
@@ -42,17 +43,17 @@ def test_a_run_whose_lead_lost_its_log_resumes_from_the_checkpoint(
         with agent.client() as client:
 
             def continued() -> bool:
-                view = client.snapshot(0).run
+                view = run_of(client)
                 if view is None or view.state not in m.ACTIVE_RUN_STATES:
                     reply = client.send("start-run", {"resume": run})
                     assert reply.state == "applied", reply.reason
                     return False
                 return view.state == "running" and view.step > at + 3
 
-            until(continued, 120, "steps after the checkpoint", lambda: client.snapshot(0).run)
+            until(continued, 120, "steps after the checkpoint", lambda: run_of(client))
             notices = [
                 event.data.text
-                for event in client.events(run, limit=500).events
+                for event in events_of(client, run)
                 if isinstance(event.data, Notice) and "lost" in event.data.text
             ]
             assert len(notices) == 1 and notices[0].endswith(f"continues from its checkpoint of step {at:,}")

@@ -7,12 +7,14 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.asking import events_of, run_of
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.integration.conftest import AgentProcess
 from tests.lacking import memory_groups
 from tests.waiting import until
 
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.messages import HistoryRequest
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.status_page import read_status
 from trainctl.trainer import demo_assets
@@ -46,15 +48,15 @@ def used(group: Path) -> int:
 
 
 def micro(client: BlockingClient) -> int:
-    view = client.snapshot(0).run
+    view = run_of(client)
     assert view is not None
     return view.ranks[0].micro_batch
 
 
 def values(client: BlockingClient, run: str, name: str) -> list[float]:
     """The newest values of a metric."""
-    last = client.snapshot(0).run.step  # type: ignore[union-attr]
-    (series,) = client.history(run, (name,), max(1, last - 4), last, 100).series
+    last = run_of(client).step  # type: ignore[union-attr]
+    (series,) = client.ask(HistoryRequest, run, (name,), max(1, last - 4), last, 100).series
     return [*series.mean]
 
 
@@ -89,7 +91,7 @@ def test_the_micro_batch_shrinks_under_a_cap_and_grows_when_it_is_lifted(
         until(lambda: micro(client) >= MICRO, what="the micro-batch before once the cap is lifted")
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         wait_for_end(client)
-        told = client.events(run, limit=500).events
+        told = events_of(client, run)
         steps = all_steps(client, run)
     assert not [event for event in told if event.severity == "error"]
     cursor = 0
@@ -111,7 +113,7 @@ def test_a_lone_rank_that_the_kernel_kills_for_memory_in_its_first_step_tries_th
     with agent.client() as client:
         started = client.send("start-run", {"config": config}, wait="accepted")
         assert started.state == "accepted", started.reason
-        run = until(lambda: client.snapshot(0).run, what="the run").run
+        run = until(lambda: run_of(client), what="the run").run
         pages = agent.run_paths(run).status_page(0)
         (trainer,) = until(agent.trainer_pids, what="the trainer")
         until(lambda: (page := read_status(pages)) and page.phase == "forward", what="the first step")
@@ -120,7 +122,7 @@ def test_a_lone_rank_that_the_kernel_kills_for_memory_in_its_first_step_tries_th
         limit(group, psutil.virtual_memory().total)
         assert wait_for_end(client).state == "finished"
         first = client.send("start-run", {"config": config}, id=started.id)
-        told = client.events(run, limit=500).events
+        told = events_of(client, run)
         steps = all_steps(client, run)
     halved = [event.text for event in told if event.verb == "resize-batch"]
     assert len(halved) == 1 and "16 → 8 (out of memory, the kernel killed it for memory" in halved[0], halved

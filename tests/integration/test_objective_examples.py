@@ -14,6 +14,8 @@ from tests.trainer.support.quantized_model import quantized_copy
 from tests.trainer.support.seq2seq_model import make_seq2seq_model
 from tests.tui.support.cli_calls import call, call_json
 
+from trainctl.protocol.messages import PairsRequest
+
 WEIGHTS = {"pretrain": "model.safetensors", "sft": "model.safetensors", "sft-lora": "adapter_model.safetensors"} | {
     "dpo": "adapter_model.safetensors",
     "seq2seq": "adapter_model.safetensors",
@@ -38,7 +40,7 @@ def test_each_trains_on_real_text(agent: AgentProcess, tmp_path: Path) -> None:
         run = call_json("run", file, *change, "--connect", agent.address)["run"]
         with agent.client() as client:
             view = wait_for_end(client)
-            pairs = client.pairs(run).evaluations
+            pairs = client.ask(PairsRequest, run).evaluations
         assert (view.run, view.state, view.step) == (run, "finished", STEPS), view.reason
         assert (agent.run_paths(run).checkpoints / f"step-{STEPS}" / weights).is_file()
         assert ("eval/rewards/margins" in dict(view.eval_values)) == ("eval/entropy" in dict(view.eval_values))

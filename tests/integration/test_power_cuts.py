@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from tests import tiers
+from tests.asking import run_of
 from tests.cluster.run_files import FOREVER, NODE, RING, on
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.integration.conftest import AgentProcess
@@ -132,24 +133,24 @@ class CutCluster:
         """The step of the run once it makes steps again. A run that has ended is resumed."""
 
         def running() -> int | None:
-            run = client.snapshot(0).run
+            run = run_of(client)
             if run is None or run.state not in m.ACTIVE_RUN_STATES:
                 reply = client.send("start-run", {"resume": self.run})
                 assert reply.state == "applied", reply.reason
                 return None
             return run.step if run.state == "running" else None
 
-        found: int = until(running, 180, "the run after the cut", lambda: client.snapshot(0).run)
+        found: int = until(running, 180, "the run after the cut", lambda: run_of(client))
         return found
 
 
 def _events(client: BlockingClient, run: str) -> list[m.Event]:
     """The newest ones."""
-    return list(client.events(run, limit=500, newest=True).events)
+    return list(client.ask(m.EventsRequest, run, limit=500, newest=True).events)
 
 
 def _step(client: BlockingClient) -> int:
-    run = client.snapshot(0).run
+    run = run_of(client)
     assert run is not None and run.state in m.ACTIVE_RUN_STATES, run
     return run.step
 

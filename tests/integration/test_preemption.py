@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.asking import run_of
 from tests.cluster.run_files import FOREVER, NODES, on
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.integration.support.clusters import Cluster
@@ -107,7 +108,7 @@ def _resume_beside_a_spot_notice(preempted: Preempted, cluster: Cluster, lead: s
 
 def _nodes_out(client: BlockingClient) -> dict[str, str]:
     """The states of ranks that take no part in the run, by node."""
-    run = client.snapshot(0).run
+    run = run_of(client)
     assert run is not None
     return {rank.node: rank.state for rank in run.ranks if rank.state in ("lost", "drained", "failed", "rejoining")}
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.asking import run_of
 from tests.cluster.run_files import FOREVER, NODES, on
 from tests.cluster.waits import plans_of, wait_for_end, wait_for_step
 from tests.integration.support.clusters import Cluster
@@ -90,8 +91,8 @@ def wish(site: Path) -> Callable[[str], int]:
     return (site / "wish").write_text
 
 
-def events_of(client: BlockingClient, start: str) -> list[m.Event]:
-    return [event for event in client.events(limit=100).events if event.text.startswith(start)]
+def events_that_start(client: BlockingClient, start: str) -> list[m.Event]:
+    return [event for event in client.ask(m.EventsRequest, limit=100).events if event.text.startswith(start)]
 
 
 def probes_of(cluster: Cluster, run: str) -> list[m.StepPlan]:
@@ -122,17 +123,17 @@ def test_ranks_that_come_back_and_runs_taken_up_again_are_probed(cluster, run_co
     with cluster.client(timeout_seconds=120) as client:
         run = client.send("start-run", {"config": config}, timeout_seconds=120).run
         wait_for_step(client, 2)
-        passed = events_of(client, "probe passed")[0]  # a group that a busy machine forms once more has another
+        passed = events_that_start(client, "probe passed")[0]  # a group that a busy machine forms once more has another
         assert (passed.kind, passed.step) == ("probe", 0)
         assert float(passed.after) < 1e-4 and "256 tokens" in passed.text
 
         # The process that takes the place of a rank's is refused, and the other rank trains on.
         wish("theta")
         kill_trainer(cluster, "gamma")
-        found = until(lambda: events_of(client, "gamma is refused"), 120, "the refusal")[0]
+        found = until(lambda: events_that_start(client, "gamma is refused"), 120, "the refusal")[0]
         assert found.text.startswith("gamma is refused: probe: gamma differs from ")
         assert "the RoPE settings" in found.text
-        at = client.snapshot(0).run.step
+        at = run_of(client).step
         view = wait_for_step(client, at + 2).run
         assert [(rank.state, rank.share > 0) for rank in view.ranks] == [("run", True), ("failed", False)]
         assert view.ranks[1].why.startswith("probe: gamma differs from ")
@@ -141,11 +142,11 @@ def test_ranks_that_come_back_and_runs_taken_up_again_are_probed(cluster, run_co
         wish("")
         admit = lambda: client.send("admit", {}, node="gamma", timeout_seconds=120).state == "applied"  # noqa: E731
         until(admit, 60, "an admission, which is rejected as long as the refused process lives")
-        until(lambda: client.snapshot(0).run.ranks[1].state == "run", 120, "gamma's return")
+        until(lambda: run_of(client).ranks[1].state == "run", 120, "gamma's return")
         assert probes_of(cluster, run)[0].step == 0
         # A generation that a busy machine forms once more is probed once more.
         until(
-            lambda: len(probes_of(cluster, run)) >= 3 and len(events_of(client, "probe passed")) >= 2,
+            lambda: len(probes_of(cluster, run)) >= 3 and len(events_that_start(client, "probe passed")) >= 2,
             120,
             "the probe after gamma's return",
         )
@@ -161,7 +162,7 @@ def test_ranks_that_come_back_and_runs_taken_up_again_are_probed(cluster, run_co
         wish("")
         assert client.send("start-run", {"resume": run}, timeout_seconds=120).step == last + 1
         wait_for_step(client, last + 2)
-        until(lambda: len(events_of(client, "probe passed")) >= 3, 30, "the event of the last probe")
+        until(lambda: len(events_that_start(client, "probe passed")) >= 3, 30, "the event of the last probe")
     with RecordReader(cluster.run_paths("alpha", run)) as reader:
         assert [step.step for step in reader.steps(0, last + 2)[0]] == list(range(1, last + 3))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.asking import events_of
 from tests.cluster.run_files import on
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.integration.support.clusters import Cluster
@@ -48,7 +49,7 @@ def test_a_profile_on_torch_and_mlx_changes_no_bit_and_its_traces_are_copied(
         last = made["last_step"]
         wait_for_step(client, last + 3)
         profiled = end(client, run)
-        commands = [event.data for event in client.events(run, limit=500).events if event.verb == "profile"]
+        commands = [event.data for event in events_of(client, run) if event.verb == "profile"]
         plain = end(client, begin(client, config, last + 3))
         assert call_json("profile", run, "--last", *options) == made, "the record has it after the run's end"
     assert profiled[: last + 3] == plain[: last + 3]

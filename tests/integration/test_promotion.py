@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import zmq
+from tests.asking import events_of, run_of
 from tests.cluster.folding import check_edits, check_steps
 from tests.cluster.greeter import claim
 from tests.cluster.run_files import NODES, on
@@ -94,11 +95,15 @@ def edit_and_kill_a_reducer(cluster: Cluster, run: str, config: dict[str, Any]) 
 def kill_active_reducer(cluster: Cluster, client: BlockingClient) -> None:
     """One that is in the group, of a node that doesn't conduct; the run goes on in another generation."""
     (trainer,) = cluster["beta"].trainer_pids()
-    before = client.snapshot(0).run
+    before = run_of(client)
     assert before.state == "running", before
     (active,) = [child for child in psutil.Process(trainer).children(recursive=True) if is_joined(child)]
     active.kill()
-    after = until(lambda: (v := client.snapshot(0).run).generation > before.generation and v, 30, "another generation")
+    after = until(
+        lambda: (v := run_of(client)).generation > before.generation and v,
+        30,
+        "another generation",
+    )
     assert after.state != "failed", after.reason
     wait_for_step(client, after.step + 2)  # a rank that was given another's state has no row of that step
 
@@ -128,13 +133,13 @@ def hand_over(cluster: Cluster, run: str) -> None:
         assert promote(cluster, node, through="beta").field == "node"
     wanted = ["promote", "resize-batch"] * 2
     with cluster.client("beta") as client:
-        events = until(lambda: (e := client.events(run, limit=500).events) and verbs_of(e)[-4:] == wanted and e, 20)
+        events = until(lambda: (e := events_of(client, run)) and verbs_of(e)[-4:] == wanted and e, 20)
     assert not [event.text for event in events if " is lost" in event.text]
 
 
 def told(cluster: Cluster, node: str, run: str) -> Sequence[m.Event]:
     with cluster.client(node) as client:
-        return client.events(run, limit=30, newest=True).events
+        return client.ask(m.EventsRequest, run, limit=30, newest=True).events
 
 
 def verbs_of(events: Sequence[m.Event]) -> list[str]:
@@ -180,7 +185,7 @@ def lose_leads(cluster: Cluster) -> None:
         assert client.send("pause", {}).state == "applied"
     cluster["gamma"].kill()
     with cluster.client("beta") as client:
-        until(lambda: {peer.state for peer in client.snapshot(0).peers} == {"silent"}, 20, "the silence")
+        until(lambda: {peer.state for peer in client.ask(m.SnapshotRequest, 0).peers} == {"silent"}, 20, "the silence")
     refused = promote(cluster, "beta", through="beta")
     assert (refused.state, refused.field) == ("rejected", "node")
     assert "1 of 3 nodes agree, but a majority is 2" in refused.reason and "--old-lead-is-off" in refused.reason
@@ -190,7 +195,11 @@ def lose_leads(cluster: Cluster) -> None:
         cluster.start(node)
     until(lambda: {view_at(cluster, node).lead for node in NODES} == {"beta"}, 30, "one lead")
     with cluster.client("beta") as client:
-        until(lambda: all(rank.backend is not None for rank in client.snapshot(0).run.ranks), 60, "all trainers")
+        until(
+            lambda: all(rank.backend is not None for rank in run_of(client).ranks),
+            60,
+            "all trainers",
+        )
     resume(cluster, "beta")
 
 
@@ -202,7 +211,7 @@ def check(cluster: Cluster, run: str, lead: str, undisturbed: list[m.StepCommitt
         steps = all_steps(client, run)
     assert worst_deviation(steps, undisturbed) <= 1e-5
     with cluster.client(lead) as client:
-        events = client.events(run, limit=500).events
+        events = events_of(client, run)
     check_ledger(cluster, run, STEPS, {"alpha", "gamma"} | given_up(events), lead)
     for node in NODES:
         with cluster.client(node) as client:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.asking import run_of
 from tests.cluster.run_files import FOREVER, on_mlx
 from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.integration.support.clusters import Cluster
@@ -16,7 +17,7 @@ def test_no_step_is_made_while_a_majority_of_the_agents_is_gone(run_config, tmp_
         assert begun.state == "applied"
         for node in ("beta", "gamma"):
             strict[node].kill()
-        stands = until(lambda: (v := client.snapshot(0).run).state == "starting" and v, 20, "the standstill")
+        stands = until(lambda: (v := run_of(client)).state == "starting" and v, 20, "the standstill")
         assert "1 of 3 nodes reachable, a majority is 2" in stands.reason
         strict.start("beta")
         wait_for_step(client, stands.step + 10)

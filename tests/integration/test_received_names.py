@@ -309,7 +309,7 @@ async def test_no_reply_of_an_agent_leads_a_client_to_another_file(scene: Scene,
         node="box", rank=0, file="t.json.gz", first_step=1, last_step=2, size_bytes=len(content),
         digest=hashlib.sha256(content).hexdigest(), phases=(),
     )  # fmt: skip
-    source: Any = SimpleNamespace(trace_part=part_of(content))
+    source: Any = SimpleNamespace(ask=part_of(content))
     names = Names(scene, "replies")
     with FileWatch(scene.canary) as watch:
         for number in range(4 * NAMES):
@@ -333,11 +333,11 @@ async def test_no_reply_of_an_agent_leads_a_client_to_another_file(scene: Scene,
 
 
 def part_of(content: bytes) -> Callable[..., Awaitable[m.TracePart]]:
-    async def trace_part(run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
+    async def ask(request: Any, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
         data = content[offset_bytes:]
         return m.TracePart(rid="r", offset_bytes=offset_bytes, size_bytes=len(content), data=data)
 
-    return trace_part
+    return ask
 
 
 def config_of(scene: Scene) -> dict[str, Any]:
@@ -426,26 +426,28 @@ def test_a_link_in_a_runs_folder_is_not_followed(scene: Scene) -> None:
     with FileWatch(scene.canary) as watch, scene.client("anna") as client:
         for file in ("link", "folder", "pipe"):
             with pytest.raises(RefusedError, match="can't read"):
-                client.trace_part(RUN, "box", file, 0)
+                client.ask(m.TraceRequest, RUN, "box", file, 0)
         with pytest.raises(RefusedError, match="link"):
-            client.log(RUN, 7)
+            client.ask(m.LogRequest, RUN, 7)
         assert watch.touched() == []
 
 
 def test_digests_are_of_what_a_run_file_names_and_of_regular_files(scene: Scene) -> None:
     with FileWatch(scene.canary) as watch, scene.client("anna") as client:
-        assert [file.name for file in client.digests("model", str(scene.root / "model")).files] == ["config.json"]
-        assert [file.name for file in client.digests("data", str(scene.root / "data")).files] == ["a.txt"]
-        assert client.disk(str(scene.root / "caches")).problem == ""
+        assert [file.name for file in client.ask(m.DigestsRequest, "model", str(scene.root / "model")).files] == [
+            "config.json"
+        ]
+        assert [file.name for file in client.ask(m.DigestsRequest, "data", str(scene.root / "data")).files] == ["a.txt"]
+        assert client.ask(m.DiskRequest, str(scene.root / "caches")).problem == ""
         for path in (scene.canary / "secret.txt", scene.canary, Path("/etc/shadow"), Path("/dev/zero"), scene.root):
             for what in ("model", "data"):
-                assert not client.digests(what, str(path)).named  # type: ignore[arg-type]
-            assert not client.disk(str(path)).named
-        assert client.digests("data", str(scene.root / "data"), "rows").named is False
+                assert not client.ask(m.DigestsRequest, what, str(path)).named  # type: ignore[arg-type]
+            assert not client.ask(m.DiskRequest, str(path)).named
+        assert client.ask(m.DigestsRequest, "data", str(scene.root / "data"), "rows").named is False
         os.mkfifo(scene.root / "data" / "b.txt")
         (scene.root / "data" / "c.txt").symlink_to("/dev/zero")
         try:
-            assert "not a regular file" in client.digests("data", str(scene.root / "data")).problem
+            assert "not a regular file" in client.ask(m.DigestsRequest, "data", str(scene.root / "data")).problem
         finally:
             for name in ("b.txt", "c.txt"):
                 (scene.root / "data" / name).unlink()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.asking import events_of, run_of
 from tests.cluster.run_files import FOREVER, NODES, on
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.conftest import ROOT
@@ -173,7 +174,7 @@ def together(client: BlockingClient, step: int) -> None:
 
 
 def view_of(client: BlockingClient) -> m.RunView:
-    view = client.snapshot(0).run
+    view = run_of(client)
     assert view is not None
     return view
 
@@ -227,7 +228,7 @@ def stopped(cluster: Cluster) -> tuple[str, int]:
     with cluster.client("alpha") as client:
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         view = wait_for_end(client)
-        events = client.events(view.run, limit=500).events
+        events = events_of(client, view.run)
     until(lambda: not any(cluster.trainers().values()), 30, "the trainers' end")
     assert view.state == "stopped" and not [one for one in events if isinstance(one.data, StepRetracted)]
     return view.run, view.step

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from tests.asking import newest_events, run_of
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.integration.conftest import AgentProcess, keep_processes
 from tests.integration.support.reference import one_rank_curve
@@ -48,10 +49,10 @@ def test_a_run_trains_to_its_end_and_every_step_is_in_the_record_and_live_withou
         assert (begun.state, begun.step) == ("applied", 1)
         view = wait_for_end(client)
         steps = all_steps(client)
-        history = client.history(view.run, ("loss", "own_tokens_per_second", "eval_loss"), columns=10)
-        events = client.events(newest=True).events
-        (listed,) = [run for run in client.runs().runs if run.run == view.run]
-        log = client.log()
+        history = client.ask(m.HistoryRequest, view.run, ("loss", "own_tokens_per_second", "eval_loss"), columns=10)
+        events = newest_events(client)
+        (listed,) = [run for run in client.ask(m.RunsRequest).runs if run.run == view.run]
+        log = client.ask(m.LogRequest)
     assert view.state == "finished"
     assert [step.step for step in steps] == list(range(1, 31))
     assert steps[-1].loss < steps[0].loss
@@ -94,7 +95,7 @@ def test_resume_goes_on_as_if_never_stopped_and_never_changed_after_the_checkpoi
         stand_still(agent, client)
         written = client.send("checkpoint", {}).step
         wait_for_step(client, written + 1)
-        rate = client.steps(after_step=written, limit=1).steps[0].learning_rate
+        rate = client.ask(m.StepsRequest, after_step=written, limit=1).steps[0].learning_rate
         changed = client.send("set-lr", {"value": 1e-5, "schedule": "set"})
         wait_for_step(client, changed.step + 2)
         client.send("stop", {"checkpoint": False})
@@ -102,8 +103,8 @@ def test_resume_goes_on_as_if_never_stopped_and_never_changed_after_the_checkpoi
         before = [step.loss for step in all_steps(client)]
         again = client.send("start-run", {"resume": run})
         assert again.step == written + 1 < changed.step
-        assert client.steps(after_step=written, limit=1).steps[0].learning_rate == rate
-        assert any("undone" in event.text for event in client.events(newest=True).events)
+        assert client.ask(m.StepsRequest, after_step=written, limit=1).steps[0].learning_rate == rate
+        assert any("undone" in event.text for event in newest_events(client))
         stopped = client.send("stop", {})
         assert wait_for_end(client).state == "stopped"
         found = newest_complete(agent.run_paths(run).checkpoints)
@@ -125,19 +126,19 @@ def stand_still(agent: AgentProcess, client: BlockingClient) -> None:
     (pid,) = agent.trainer_pids()
     os.kill(pid, signal.SIGSTOP)
     try:
-        rank = until(lambda: next((r for r in client.snapshot(0).run.ranks if r.state == "hung"), None), 20)
+        rank = until(lambda: next((r for r in run_of(client).ranks if r.state == "hung"), None), 20)
         why = r"silent in \w+ of step \d+; no other rank has the run's state; there is no checkpoint"
         assert re.fullmatch(why, rank.why)
     finally:
         os.kill(pid, signal.SIGCONT)
-    until(lambda: client.snapshot(0).run.ranks[0].state == "run", 20)
+    until(lambda: run_of(client).ranks[0].state == "run", 20)
 
 
 def stop_while_it_waits(agent: AgentProcess, client: BlockingClient) -> None:
     """The only trainer is lost, and the run stopped before it goes back to its checkpoint."""
     (pid,) = agent.trainer_pids()
     os.kill(pid, signal.SIGKILL)
-    until(lambda: client.snapshot(0).run.state == "starting", 20, "its going back")
+    until(lambda: run_of(client).state == "starting", 20, "its going back")
     stop = client.send("stop", {"checkpoint": False})
     assert stop.state == "applied", stop
     view = wait_for_end(client)
@@ -150,7 +151,7 @@ def test_weights_that_are_no_safetensors_start_no_run(agent, run_config, tmp_pat
     shutil.copytree(small_assets / "model", model)
     (model / "model.safetensors").write_bytes(b"not weights")
     with agent.client() as client:
-        before = client.runs().runs
+        before = client.ask(m.RunsRequest).runs
         reply = client.send("start-run", {"config": run_config(model__path=str(model))})
         assert (reply.state, reply.field) == ("rejected", "config: model.path")
-        assert client.runs().runs == before
+        assert client.ask(m.RunsRequest).runs == before

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.asking import run_of
 from tests.cluster.run_files import NODE, on_mlx
 from tests.cluster.waits import wait_for_step
 from tests.integration.conftest import AgentProcess
 from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.messages import EventsRequest, FactsRequest
 from trainctl.protocol.messages.events import RunStateChanged
 
 
@@ -34,7 +36,7 @@ def agent(base: Path, tmp_path: Path) -> Iterator[AgentProcess]:
 
 
 def moves_on(client: BlockingClient, steps: int = 20) -> None:
-    run = client.snapshot(0).run
+    run = run_of(client)
     assert run is not None
     wait_for_step(client, run.step + steps)
 
@@ -54,14 +56,14 @@ def test_a_run_goes_on_without_the_folder_and_its_rank_is_started_again(
         (socket,) = base.rglob("*.sock")
         shutil.rmtree(base)
         moves_on(client)
-        assert until(lambda: client.facts().lost_sockets, what="the agent to notice") == (str(socket),)
+        assert until(lambda: client.ask(FactsRequest).lost_sockets, what="the agent to notice") == (str(socket),)
         (pid,) = agent.trainer_pids()
         os.kill(pid, signal.SIGKILL)
         until(lambda: [other for other in agent.trainer_pids() if other != pid], what="the rank's next trainer")
         moves_on(client)
         base.mkdir(mode=0o700)
         until(socket.exists, what="the socket")
-        until(lambda: client.facts().lost_sockets == (), what="the agent to notice")
+        until(lambda: client.ask(FactsRequest).lost_sockets == (), what="the agent to notice")
         agent.kill()
         agent.start()  # its trainer looks for it in the folder that stood in
         moves_on(client)
@@ -75,7 +77,7 @@ def test_a_run_shows_the_last_words_of_a_trainer_that_its_agent_left(agent: Agen
         until(lambda: not agent.trainer_pids(), what="the trainer to leave")
         agent.start()
         moves_on(client)
-        events = [event.data for event in client.events(run, limit=50).events]
+        events = [event.data for event in client.ask(EventsRequest, run, limit=50).events]
         (why,) = [data.reason for data in events if isinstance(data, RunStateChanged) and data.after == "going back"]
         assert why.startswith("rank 0 (box) exited with 0: leaving: the agent has been gone for")
         client.send("stop", {"checkpoint": False})
@@ -101,6 +103,6 @@ def test_a_run_goes_on_under_the_agent_that_took_its_node_s_folder(
     agent.process.stderr.close()
     with other.client() as client:
         moves_on(client)
-        assert client.snapshot(0).run.run == run  # type: ignore[union-attr]
+        assert run_of(client).run == run  # type: ignore[union-attr]
         client.send("stop", {"checkpoint": False})
     other.clean_up()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.asking import run_of
 from tests.cluster.run_files import on
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.integration.conftest import AgentProcess
@@ -41,7 +42,7 @@ def test_twenty_samples_and_ten_evaluations_change_no_bit_of_the_curve(
         run, sampled = everything(
             client, run_config(run__steps=STEPS, nodes=nodes, samples=asks, evaluate={"every_steps": 4})
         )
-        found = client.samples(run).samples
+        found = client.ask(m.SamplesRequest, run).samples
     curves = [[(step.loss, step.grad_norm) for step in steps] for steps in (plain, sampled)]
     assert curves[0] == curves[1]
     assert [(one.step, one.number) for one in found] == [(at, n) for at in range(2, STEPS + 1, 2) for n in (0, 1)]
@@ -64,20 +65,20 @@ def test_each_node_of_a_mixed_cluster_answers_alike_and_all_have_the_record(clus
         replies = [client.send("sample", asked, node=node) for node in ("alpha", "gamma")]
         assert [reply.state for reply in replies] == ["applied", "applied"], [reply.reason for reply in replies]
         assert replies[0].after == replies[1].after
-        found = client.samples(begun.run).samples
+        found = client.ask(m.SamplesRequest, begun.run).samples
         assert [(one.node, one.answer, one.prompt) for one in found] == [
             (node, replies[0].after, "def value") for node in ("alpha", "gamma")
         ]
         refused = [client.send("sample", {}), client.send("sample", asked, node="nowhere")]
         assert [(reply.state, reply.field) for reply in refused] == [("rejected", "prompt"), ("rejected", "node")]
         assert client.send("resume", {}).state == "applied"
-        wait_for_step(client, client.snapshot(0).run.step + 3)
+        wait_for_step(client, run_of(client).step + 3)
         until(lambda: samples_on(cluster, "gamma", begun.run) == found, what="the follower's copy of the answers")
         failed = client.send("sample", {"prompt": "hello", "chat": True})
         assert (failed.state, "chat template" in failed.reason) == ("failed", True)
-        events = client.events(begun.run, limit=20, newest=True).events
+        events = client.ask(m.EventsRequest, begun.run, limit=20, newest=True).events
         assert any(isinstance(event.data, e.SampleFailed) and event.data.node == "alpha" for event in events)
-        wait_for_step(client, client.snapshot(0).run.step + 3)
+        wait_for_step(client, run_of(client).step + 3)
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         wait_for_end(client)
 

@@ -16,6 +16,8 @@ from tests.trainer.support.chat_model import make_chat_model, questions, write_r
 from tests.tui.support.cli_calls import assert_one_line, call_process, started
 from tests.waiting import HANG_SECONDS, until
 
+from trainctl.protocol.messages import WorksRequest
+
 ROWS = 900
 STEPS = 4
 MIXED = {"gamma": {"backend": "mlx"}}
@@ -126,7 +128,7 @@ def test_killed_workers_and_agents_cost_no_row(
     until(lambda: journal_rows(cluster) > ROWS // 10 and cluster.trainers()["beta"], 60, "results")
     for node in ("alpha", "beta"):  # the lead, and one that only takes part
         with cluster.client(node) as client:
-            (work,) = client.works().works
+            (work,) = client.ask(WorksRequest).works
         assert (work.lead, work.file, work.view.run, work.view.checkpoint) == ("alpha", "rows.jsonl", trained, STEPS)
         assert work.is_active and 0 < work.view.answered <= ROWS and work.slices >= work.slices_answered > 0
         assert work.seconds_left is not None and {one.node for one in work.view.nodes} == set(NODES)
@@ -140,7 +142,7 @@ def test_killed_workers_and_agents_cost_no_row(
     output, said = scoring.communicate(timeout=HANG_SECONDS)
     assert scoring.returncode == 0, output + said
     with cluster.client() as client:
-        assert client.works().works == ()
+        assert client.ask(WorksRequest).works == ()
     lines = result_lines((tmp_path / "out").read_text())
     assert [line["row"] for line in lines] == list(range(1, ROWS + 1))
     assert [line["id"] for line in lines] == [f"r{number}" for number in range(ROWS)]

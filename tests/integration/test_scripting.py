@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.asking import run_of
 from tests.cluster.run_files import FOREVER, RING, on_mlx
 from tests.cluster.waits import wait_for_step
 from tests.tui.support.cli_calls import ENVIRONMENT
@@ -27,4 +28,4 @@ def test_it_shows_the_run_and_moves_samples_at_a_step_that_it_names(cluster, run
         assert re.search(r"^rebalance applied at step \d+: .* -> alpha=8 beta=4$", done.stdout, re.MULTILINE), (
             done.stdout
         )
-        assert {rank.node: rank.share for rank in client.snapshot(0).run.ranks} == {"alpha": 8, "beta": 4}
+        assert {rank.node: rank.share for rank in run_of(client).ranks} == {"alpha": 8, "beta": 4}

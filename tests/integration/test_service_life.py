@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.asking import run_of
 from tests.cluster.run_files import NODE
 from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.integration.conftest import AgentProcess
@@ -108,13 +109,13 @@ def test_a_trainer_lives_through_restarts_and_kills_of_its_agents_service(unit: 
         assert unit.terminate() == 0
         assert unit.heard()[-1] == "STOPPING=1"
         unit.start()
-        step = until(lambda: client.snapshot(0).run).step
+        step = until(lambda: run_of(client)).step
         wait_for_step(client, step + 3)
         assert unit.trainer_pids() == [pid]
 
         unit.kill()
         unit.start()
-        step = until(lambda: client.snapshot(0).run).step
+        step = until(lambda: run_of(client)).step
         wait_for_step(client, step + 3)
         assert unit.trainer_pids() == [pid]
         client.send("stop", {"checkpoint": False})

@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.asking import run_of
 from tests.tui.support.simulated_cluster import simulated_cluster
 from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.messages import SnapshotRequest
 from trainctl.tui.demo import simulated
 
 
@@ -37,7 +39,7 @@ def test_a_simulated_run_is_steered_loses_a_trainer_and_takes_it_back(tmp_path: 
     ):
 
         def view():
-            found = client.snapshot(0).run
+            found = run_of(client)
             assert found is not None
             return found
 
@@ -49,7 +51,7 @@ def test_a_simulated_run_is_steered_loses_a_trainer_and_takes_it_back(tmp_path: 
             assert client.send(verb, arguments, node=node).state == "applied", verb
         until(lambda: view().step > simulated.DEATH_STEP and view().generation.n > 1, HANG_SECONDS, "the death")
         until(lambda: all(rank.state == "run" for rank in view().ranks), HANG_SECONDS, "the return")
-        peers = client.snapshot(0).peers
+        peers = client.ask(SnapshotRequest, 0).peers
         assert [(peer.node, peer.state) for peer in peers] == [(last, "connected")]
         assert client.send("stop", {"checkpoint": False}).state == "applied"
 
@@ -57,7 +59,7 @@ def test_a_simulated_run_is_steered_loses_a_trainer_and_takes_it_back(tmp_path: 
 def test_tables_of_a_run_come_through_its_agent(tmp_path: Path) -> None:
     with simulated_cluster(tmp_path, 3, 6) as cluster:
         with BlockingClient(cluster.address, timeout_seconds=HANG_SECONDS) as client:
-            until(lambda: client.snapshot(0).run.state == "finished", HANG_SECONDS, "the end")
+            until(lambda: run_of(client).state == "finished", HANG_SECONDS, "the end")
         tables = {}
         for what in ("steps", "ranks", "events", "metrics", "hosts"):
             done = trainctl("export", cluster.run, "--what", what, "--format=jsonl", "--connect", cluster.address)

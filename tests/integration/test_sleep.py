@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from tests.asking import events_of, run_of
 from tests.cluster.run_files import FOREVER, NODES, on
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.integration.support.clusters import Cluster
@@ -47,9 +48,9 @@ def test_a_node_that_sleeps_is_said_to_and_rejoins_on_the_undisturbed_curve(slee
         for node in ("beta", "alpha"):
             _sleep(sleepers, clocks[node], node)
             events = until(lambda at=node: _after_sleep(client, at), 60, f"the word of {node}'s sleep")
-            until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} == {"run"}, 120, "all ranks")
-            wait_for_step(client, client.snapshot(0).run.step + 3)
-        events = client.events(run, limit=500).events
+            until(lambda: {rank.state for rank in run_of(client).ranks} == {"run"}, 120, "all ranks")
+            wait_for_step(client, run_of(client).step + 3)
+        events = events_of(client, run)
         client.send("stop", {"checkpoint": False})
         view = wait_for_end(client)
         steps = all_steps(client, run)
@@ -78,7 +79,7 @@ def _sleep(cluster: Cluster, clock: MovedClock, node: str) -> None:
 
 
 def _after_sleep(client: BlockingClient, node: str) -> bool:
-    return any(_is_sleep(event.data) and event.data.node == node for event in client.events(None, limit=500).events)
+    return any(_is_sleep(event.data) and event.data.node == node for event in events_of(client, None))
 
 
 def _is_sleep(data: e.AnyEvent) -> bool:

@@ -80,7 +80,7 @@ if not is_soak():  # it takes minutes; make soak wants it, and make test-all has
 def all_events(client: BlockingClient, run: str) -> tuple[m.Event, ...]:
     """Page by page."""
     events: list[m.Event] = []
-    while page := client.events(run, events[-1].id if events else 0).events:
+    while page := client.ask(m.EventsRequest, run, events[-1].id if events else 0).events:
         events += page
     return tuple(events)
 

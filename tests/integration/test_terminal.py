@@ -2,9 +2,12 @@
 
 import psutil
 import pytest
+from tests.asking import newest_events, run_of
 from tests.cluster.waits import wait_for_step
 from tests.integration.support.terminals import TRAINCTL, Terminal, needs_tmux
 from tests.waiting import HANG_SECONDS
+
+from trainctl.protocol.messages import SnapshotRequest
 
 pytestmark = [pytest.mark.tier("test"), needs_tmux]
 
@@ -29,7 +32,7 @@ def test_b_changes_the_micro_batch_and_events_names_the_step(running, tmp_path, 
         shown = terminal.wait_for(r"applied @ step [\d,]+")
         terminal.wait_gone(r"esc closes")
         terminal.wait_for(r"2×6")
-        events = client.events(newest=True).events
+        events = newest_events(client)
         resized = [event for event in events if event.verb == "resize-batch"][-1]
         assert (resized.before, resized.after) == ("4", "2")
         assert f"{resized.step:,}" in shown
@@ -38,7 +41,7 @@ def test_b_changes_the_micro_batch_and_events_names_the_step(running, tmp_path, 
         terminal.keys("q")
         assert terminal.exit_status() == "status=0"
         assert "continues" in terminal.wait_for(r"continues")
-        wait_for_step(client, client.snapshot(0).run.step + 5)
+        wait_for_step(client, run_of(client).step + 5)
     finally:
         terminal.close()
 
@@ -51,16 +54,16 @@ def test_killing_the_terminal_changes_nothing_for_the_run(running, tmp_path):
     program = terminal.program()
     terminal.close()
     assert not psutil.wait_procs([program], timeout=HANG_SECONDS)[1], "the program goes on without its terminal"
-    step = client.snapshot(0).run.step
+    step = run_of(client).step
     wait_for_step(client, step + 20)
     assert agent.trainer_pids() == [pid]
-    assert client.snapshot(0).run.generation == client.snapshot(0).last_step.generation
+    assert run_of(client).generation == client.ask(SnapshotRequest, 0).last_step.generation
 
 
 def test_the_screen_survives_its_agent(running, tmp_path):
     """The agent is killed and comes back: the screen says so meanwhile, answers keys, and goes on by itself."""
     agent, client = running
-    before = client.snapshot(0).run.generation
+    before = run_of(client).generation
     terminal = Terminal(tmp_path, 120, 40, f"{TRAINCTL} --connect {agent.address}")
     try:
         terminal.wait_for(r"RUNNING")

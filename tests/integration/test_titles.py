@@ -4,6 +4,7 @@ import contextlib
 import os
 
 import psutil
+from tests.asking import run_of
 from tests.cluster.run_files import NODES, RING, on_mlx
 from tests.cluster.waits import wait_for_step
 from tests.conftest import MARK
@@ -21,17 +22,17 @@ def test_each_process_says_who_it_is_and_a_restarted_agent_takes_its_trainer_up_
         client.send("start-run", {"config": config}, wait="accepted")
         run = wait_for_step(client, 3, 150).run.run
         for rank, node in enumerate(NODES[:2]):
-            generation = client.snapshot(0).run.generation
+            generation = run_of(client).generation
             roles = check_titles(cluster, run, node, rank, str(generation))
             assert roles == ["keeper", "reducer", "standby", "trainer"]
         before = cluster.trainers()
         cluster["beta"].kill()
         cluster.start("beta")
-        resumed = client.snapshot(0).run.step
+        resumed = run_of(client).step
         wait_for_step(client, resumed + 3)
         assert cluster.trainers() == before
         kill_reducer(cluster, client)
-        check_titles(cluster, run, "beta", 1, str(client.snapshot(0).run.generation))
+        check_titles(cluster, run, "beta", 1, str(run_of(client).generation))
 
 
 def check_titles(cluster: Cluster, run: str, node: str, rank: int, generation: str) -> list[str]:
@@ -59,14 +60,14 @@ def kill_reducer(cluster: Cluster, client: BlockingClient) -> None:
 
     def find() -> tuple[m.Generation, int] | None:
         """The one of the generation that trains: after the agent's return, one of an older may still be there."""
-        run = client.snapshot(0).run
+        run = run_of(client)
         found = [pid for pid, title in reducers(server) if title.endswith(f" {run.generation}")]
         return (run.generation, found[0]) if run.state == "running" and found else None
 
     before, pid = until(find, what="the reducer of the run's generation")
     psutil.Process(pid).kill()
-    until(lambda: client.snapshot(0).run.generation > before, 30, "another generation")
-    wait_for_step(client, client.snapshot(0).run.step + 2)
+    until(lambda: run_of(client).generation > before, 30, "another generation")
+    wait_for_step(client, run_of(client).step + 2)
 
 
 def reducers(server: psutil.Process) -> list[tuple[int, str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.asking import run_of
 from tests.cluster.run_files import NODES
 from tests.cluster.waits import wait_for_end
 from tests.conftest import SHARED_PIDS
@@ -72,7 +73,11 @@ class Cluster:
         """Every agent has reached every other one."""
         for node in NODES:
             with self.client(node) as client:
-                until(lambda c=client: all(peer.state == "connected" for peer in c.snapshot(0).peers), 20, "the peers")
+                until(
+                    lambda c=client: all(peer.state == "connected" for peer in c.ask(m.SnapshotRequest, 0).peers),
+                    20,
+                    "the peers",
+                )
 
     def run_paths(self, node: str, run: str) -> RunPaths:
         return self.agents[node].run_paths(run)
@@ -92,7 +97,7 @@ class Cluster:
         self.restart_agents()
         for node in NODES:
             with self.client(node) as client:
-                run = client.snapshot(0).run
+                run = run_of(client)
                 if run is not None and run.state in m.ACTIVE_RUN_STATES and run.lead == node:
                     client.send("stop", {"checkpoint": False})
                     wait_for_end(client)
@@ -101,7 +106,7 @@ class Cluster:
 
     def _follows(self, node: str) -> bool:
         with self.client(node) as client:
-            run = client.snapshot(0).run
+            run = run_of(client)
             return run is not None and run.state in m.ACTIVE_RUN_STATES
 
 
@@ -112,7 +117,7 @@ def have_back(client: BlockingClient, *nodes: str) -> m.RunView:
     wanted = nodes or NODES
 
     def view_if(condition: Callable[[m.RankView], object]) -> m.RunView | None:
-        run = client.snapshot(0).run
+        run = run_of(client)
         assert run is not None
         there = (condition(rank) and _is_alive(rank.pid) for rank in run.ranks if rank.node in wanted)
         return run if all(there) else None

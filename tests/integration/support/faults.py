@@ -153,7 +153,7 @@ class Harness:
 
     def view(self) -> m.RunView:
         """The run, which must not have ended."""
-        view = until(lambda: self._client.snapshot(0, self._run).run, FAULT_SECONDS, "the lead's word")
+        view = until(lambda: self._client.ask(m.SnapshotRequest, 0, self._run).run, FAULT_SECONDS, "the lead's word")
         assert view.state in m.ACTIVE_RUN_STATES, f"{view.state} at step {view.step}: {view.reason}"
         return view
 

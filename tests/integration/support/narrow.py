@@ -18,6 +18,7 @@ from tests.waiting import until
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
+from trainctl.protocol.messages import FactsRequest, RunsRequest, SnapshotRequest
 from trainctl.protocol.record.paths import runtime_directory
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder
@@ -57,9 +58,9 @@ def warmed(agent: Narrow) -> Iterator[Narrow]:
     SHARED_PIDS.add(agent.process.pid)
     with agent.client() as client:
         for _ in range(100):
-            client.snapshot(0)
+            client.ask(SnapshotRequest, 0)
         for _ in range(3):
-            client.facts()  # loads what nothing else does
+            client.ask(FactsRequest)  # loads what nothing else does
     yield agent.narrow()
     agent.clean_up()
 
@@ -97,7 +98,7 @@ def answers(client: BlockingClient, seconds: float = 30.0) -> float:
 
 
 def _runs(client: BlockingClient) -> bool:
-    client.runs()
+    client.ask(RunsRequest)
     return True
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import psutil
+from tests.asking import run_of
 from tests.integration.support.terminals import TRAINCTL, Terminal
 from tests.lacking import cpu_groups, disk_groups, disk_of
 from tests.waiting import until
@@ -54,17 +55,22 @@ class Screen:
 
 def causes(client: BlockingClient) -> set[str]:
     """What a live run's agent finds now."""
-    found: m.Diagnosis = client.diagnosis().diagnosis
+    found: m.Diagnosis = client.ask(m.DiagnosisRequest).diagnosis
     return {finding.cause for finding in found.findings}
 
 
 def wait_until_judged(client: BlockingClient) -> None:
     """Until there are enough steps of the present plan."""
-    until(lambda: client.diagnosis().diagnosis.step_seconds is not None, 60, "enough steps", lambda: _step(client))
+    until(
+        lambda: client.ask(m.DiagnosisRequest).diagnosis.step_seconds is not None,
+        60,
+        "enough steps",
+        lambda: _step(client),
+    )
 
 
 def _step(client: BlockingClient) -> int:
-    run = client.snapshot(0).run
+    run = run_of(client)
     return run.step if run is not None else 0
 
 

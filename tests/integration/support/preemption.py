@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tests.asking import run_of
 from tests.cluster.run_files import NODES
 from tests.cluster.waits import wait_for_step
 from tests.integration.support.clusters import Cluster
@@ -68,7 +69,7 @@ class Preempted:
         if process is None or process.poll() is not None:
             return False
         with contextlib.suppress(TrainctlError), self._cluster.client(node, timeout_seconds=5) as client:
-            view = client.snapshot(0).run
+            view = run_of(client)
             return view is not None and view.lead == node and view.state in m.ACTIVE_RUN_STATES
         return False
 
@@ -107,7 +108,7 @@ class Preempted:
         with self._cluster.client(self.lead) as client:
 
             def view() -> m.RunView:
-                run = client.snapshot(0).run
+                run = run_of(client)
                 assert run is not None
                 return run
 

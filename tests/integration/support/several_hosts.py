@@ -22,9 +22,10 @@ PORT = 7474
 LOOK = """
 import sys, msgspec
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.messages import SnapshotRequest
 with BlockingClient(sys.argv[1], timeout_seconds=600) as client:
     for _ in sys.stdin:
-        print(msgspec.json.encode(client.snapshot(0)).decode(), flush=True)
+        print(msgspec.json.encode(client.ask(SnapshotRequest, 0)).decode(), flush=True)
 """
 """A script that tells what an agent says whenever it is given a line."""
 

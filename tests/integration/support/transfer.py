@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
+from tests.asking import run_of
 from tests.integration.support.clusters import Cluster
 from tests.tui.support.cli_calls import started
 from tests.waiting import HANG_SECONDS
@@ -19,7 +20,7 @@ from trainctl.protocol import messages as m
 
 def view_at(cluster: Cluster, node: str) -> m.RunView:
     with cluster.client(node) as client:
-        view = client.snapshot(0).run
+        view = run_of(client)
     assert view is not None
     return view
 

@@ -67,7 +67,7 @@ class Guarded:
     def audited(self, **wanted: Any) -> m.Refused:
         def look() -> m.Refused | None:
             with self.client("anna") as client:
-                found = client.audit(500).refused
+                found = client.ask(m.AuditRequest, 500).refused
             return next((one for one in found if all(getattr(one, k) in v for k, v in sought.items())), None)
 
         sought = {name: value if isinstance(value, set) else {value} for name, value in wanted.items()}
@@ -105,7 +105,7 @@ def ask(guarded: Guarded, name: str, message: m.Message) -> m.AgentReply:
 
 def test_the_operator_is_let_in_under_its_keys_name(guarded: Guarded) -> None:
     with guarded.client("anna", by="somebody else") as client:
-        assert client.snapshot(0).node.node == "box"
+        assert client.ask(m.SnapshotRequest, 0).node.node == "box"
         reply = client.send("note", {"text": "hello"})
         assert reply.state == "rejected"  # no run; but it was heard
     record = open_for_reading(guarded.agent.directory / "agent.db")
@@ -173,12 +173,12 @@ def test_a_viewer_reads_and_sends_no_verb(guarded: Guarded) -> None:
     guarded.person("vera", "viewer")
     before = guarded.state()
     with guarded.client("vera") as client:
-        assert client.runs().runs == ()
+        assert client.ask(m.RunsRequest).runs == ()
         for verb in verbs.VERBS:
             with refused("viewer"):
                 client.send(verb, {}, id=str(uuid.uuid4()))
         with refused("viewer"):
-            client.audit()
+            client.ask(m.AuditRequest)
     assert guarded.state() == before
     for verb in verbs.VERBS:
         assert guarded.audited(name="vera", what=f"command {verb}")
@@ -267,7 +267,7 @@ def test_a_revoked_key_is_out_while_it_is_connected(guarded: Guarded) -> None:
         first = next(item.seq for item in others if isinstance(item, m.HostReading))
         guarded.keys.revoke("rita")
         with refused("no longer"):
-            rita.snapshot(0)
+            rita.ask(m.SnapshotRequest, 0)
         with pytest.raises(NotAuthorisedError):
             while True:  # a test that goes on hearing takes too long
                 next(items)
@@ -281,7 +281,7 @@ def test_a_revoked_key_is_out_while_it_is_connected(guarded: Guarded) -> None:
         items.close()  # type: ignore[attr-defined]
         others.close()  # type: ignore[attr-defined]
     with refused("trainctl keys authorize"), guarded.client("rita") as again:
-        again.runs()
+        again.ask(m.RunsRequest)
     assert guarded.audited(what="any request", key=guarded.person("rita").user().public).count > len(verbs.VERBS)
 
 
@@ -316,7 +316,7 @@ def test_agents_speak_by_keys(guarded: Guarded, tmp_path: Path) -> None:
         with cluster.client("one", keys=ring) as client:
 
             def peer() -> m.PeerView:
-                return client.snapshot(0).peers[0]
+                return client.ask(m.SnapshotRequest, 0).peers[0]
 
             until(lambda: peer().state == "connected", 20, "the other agent")
             assert peer().key == folders["two"].agent().public
@@ -350,7 +350,7 @@ def test_one_key_has_only_its_share_of_connections_and_others_come_in_once_some_
         )
         with guarded.client("anna") as operator:
             for _ in range(20):
-                operator.runs()
+                operator.ask(m.RunsRequest)
         first = answered()
         assert len(first) <= MOST_CONNECTIONS + MOST_ARRIVALS
         for socket in first:

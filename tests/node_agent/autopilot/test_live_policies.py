@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.asking import events_of, run_of
 from tests.cluster.in_process import BlockingCluster
 from tests.cluster.run_files import FOREVER, RING, on
 from tests.cluster.waits import plans_of, wait_for_end, wait_for_step
@@ -29,7 +30,7 @@ def started(client: BlockingClient, run_config: Any, steps: int, mode: str) -> s
 
 
 def by_policy(client: BlockingClient, run: str) -> list[m.Event]:
-    return [event for event in client.events(run, limit=500).events if event.by.startswith("auto:")]
+    return [event for event in events_of(client, run) if event.by.startswith("auto:")]
 
 
 def trainctl(cluster: BlockingCluster, *words: str) -> str:
@@ -40,7 +41,7 @@ def trainctl(cluster: BlockingCluster, *words: str) -> str:
 
 
 def modes(client: BlockingClient) -> dict[str, str]:
-    run = client.snapshot(0).run
+    run = run_of(client)
     assert run is not None
     return {policy.name: policy.mode for policy in run.policies}
 
@@ -61,29 +62,32 @@ def test_off_in_the_run_file_then_changed_undone_and_kept_over_a_kill(
         assert (seen[FIRST_SHARES]["mode"], seen["rebalance"]["figures"]) == ("on", [])
         assert seen["non-finite"]["figures"][0]["value"] == 0
         with cluster.client("beta") as follower:
-            assert follower.policies(run).policies[0].name == client.policies(run).policies[0].name
-            told = follower.diagnosis()  # the lead answers, which knows more than the record
+            assert (
+                follower.ask(m.PoliciesRequest, run).policies[0].name
+                == client.ask(m.PoliciesRequest, run).policies[0].name
+            )
+            told = follower.ask(m.DiagnosisRequest)  # the lead answers, which knows more than the record
             assert (told.run, told.live, told.diagnosis.step > 2) == (run, True, True)
-            assert follower.diagnosis(run, 2).diagnosis.step == 2
+            assert follower.ask(m.DiagnosisRequest, run, 2).diagnosis.step == 2
         cluster["alpha"].kill()
     cluster["alpha"].start()
     with cluster.client("alpha") as client:
-        until(lambda: client.snapshot(0).run, what="the run, by the next agent")
+        until(lambda: run_of(client), what="the run, by the next agent")
         assert modes(client)[FIRST_SHARES] == "on"
-        events = client.events(run, limit=500).events
+        events = events_of(client, run)
         (changed,) = [event for event in events if isinstance(event.data, PolicyModeChanged)]
         assert changed.text == f"policy {FIRST_SHARES}: off → on"
-        inverse = undo.of(changed, client.snapshot(0).run, events).order
+        inverse = undo.of(changed, run_of(client), events).order
         reply = client.send(inverse.verb, dict(inverse.args), undoes=inverse.undoes)
         assert (reply.state, reply.after) == ("applied", f"{FIRST_SHARES} off")
         assert modes(client)[FIRST_SHARES] == "off"
-        events = client.events(run, limit=500).events
+        events = events_of(client, run)
         assert changed.id in undo.undone_by(events)
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         assert wait_for_end(client).state == "stopped"
         with pytest.raises(RefusedError, match="isn't active: its policies see nothing"):
-            client.policies(run)
-        assert not client.diagnosis(run).live
+            client.ask(m.PoliciesRequest, run)
+        assert not client.ask(m.DiagnosisRequest, run).live
 
 
 def test_advising_it_measures_and_names_the_command(cluster: BlockingCluster, run_config: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgpack
 import pytest
 import zmq
+from tests.asking import run_of
 from tests.cluster.in_process import BlockingAgent, blocking_cluster
 from tests.cluster.run_files import NODE
 from tests.cluster.waits import wait_for_step
@@ -66,7 +67,7 @@ def test_a_bad_request_is_refused_in_one_line(agent):
         assert isinstance(reply, m.Refusal)
         assert (reply.code, words in reply.text, "\n" in reply.text) == (code, True, False), (frames, reply)
     with agent.client() as client:
-        assert client.runs().runs == ()
+        assert client.ask(m.RunsRequest).runs == ()
 
 
 def test_raw_bytes_that_are_no_zeromq_leave_both_sockets_serving(agent):
@@ -81,7 +82,7 @@ def test_raw_bytes_that_are_no_zeromq_leave_both_sockets_serving(agent):
             heard += isinstance(item, m.Heartbeat)
             if heard == 2:
                 break
-        assert client.runs().runs == ()
+        assert client.ask(m.RunsRequest).runs == ()
 
 
 def test_a_frame_over_the_cap_ends_that_connection_and_nothing_else(agent):
@@ -95,7 +96,7 @@ def test_a_frame_over_the_cap_ends_that_connection_and_nothing_else(agent):
     finally:
         context.destroy(linger=0)
     with agent.client() as client:
-        assert client.runs().runs == ()
+        assert client.ask(m.RunsRequest).runs == ()
 
 
 def test_garbage_on_the_trainers_socket_changes_nothing(live):
@@ -105,7 +106,7 @@ def test_garbage_on_the_trainers_socket_changes_nothing(live):
         dealer.connect(f"ipc://{runtime_directory(live.directory)}/trainers.sock")
         for frames in ([b"garbage"], [b"a", b"b", b"c"], [msgpack.packb({"v": PROTOCOL_VERSION, "type": "report"})]):
             dealer.send_multipart(frames)
-        step = client.snapshot(0).run.step
+        step = run_of(client).step
         wait_for_step(client, step + 5)
         context.destroy(linger=0)
 
@@ -130,7 +131,7 @@ def test_a_run_file_that_names_what_is_not_there_leaves_no_run_behind(agent, run
         assert "elsewhere" in client.send("start-run", {"config": named}).field
         assert client.send("start-run", {"resume": "no-such-run"}).field == "resume"
         assert client.send("pause", {}).field == "run"
-        assert client.runs().runs == ()
+        assert client.ask(m.RunsRequest).runs == ()
     assert not list(agent.directory.glob("runs/*"))
 
 
@@ -152,7 +153,7 @@ def test_values_no_record_can_hold_and_paths_no_system_has_are_refused_and_the_a
         assert (long.state, "Traceback" in long.reason) == ("rejected", False), long.reason
         relative = client.send("start-run", {"config": run_config(data__path="here")})
         assert (relative.state, relative.field) == ("rejected", "config: data.path")
-        assert client.runs().runs == ()
+        assert client.ask(m.RunsRequest).runs == ()
 
 
 @pytest.fixture
@@ -186,7 +187,7 @@ def test_a_damaged_record_of_a_finished_run_takes_no_idle_agent_out_of_service(d
     assert "no such run" in call("replay", "old", TRAINCTL_STATE=elsewhere).stderr
     assert call("status", "old", *at).returncode == 3
     with damaged.client() as client:
-        state = reducer.take(md.ViewState(), "", client.snapshot(100), 0.0)
+        state = reducer.take(md.ViewState(), "", client.ask(m.SnapshotRequest, 100), 0.0)
     assert state.node is not None and state.run is None
     assert record in state.events[-1].text
 
@@ -199,6 +200,6 @@ def test_a_variable_that_could_load_code_is_refused_on_the_node_unless_its_owner
         refused = client.send("start-run", {"config": config})
         assert (refused.state, refused.field) == ("rejected", "config: nodes.box.env.OPENSSL_CONF")
         assert "a run file may not set it" in refused.reason
-        assert client.runs().runs == ()
+        assert client.ask(m.RunsRequest).runs == ()
         monkeypatch.setenv("TRAINCTL_ALLOWED_VARIABLES", "OPENSSL_CONF")
         assert client.send("start-run", {"config": config}).state == "applied"

@@ -45,7 +45,7 @@ async def test_a_client_outlives_mutated_replies(context):
     async with c.Client(address, timeout_seconds=HANG_SECONDS) as client:
         for _ in range(0, FRAMES, BURST):
             while True:  # what comes while it asks, and is for nobody, comes before the answer
-                asked = asyncio.create_task(client.runs())
+                asked = asyncio.create_task(client.ask(m.RunsRequest))
                 identity, frame = await server.recv_multipart()
                 rid = codec.decode_control(frame).rid
                 await server.send_multipart([identity, codec.encode(m.Runs(rid=rid, runs=()))])

@@ -20,6 +20,7 @@ from trainctl.node_agent.exporter import server
 from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import SnapshotRequest
 
 DEADLINE_SECONDS = HANG_SECONDS
 LOOPBACK = ListenAddress("127.0.0.1", 0)
@@ -63,7 +64,7 @@ async def test_scrapers_that_hang_hold_up_nobody(cluster: SimulatedCluster) -> N
             one.sendall((b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")[number % 3])
         async with Client(cluster.address, timeout_seconds=HANG_SECONDS) as client:
             for _ in range(20):
-                assert (await client.snapshot(0)).run is not None
+                assert (await client.ask(SnapshotRequest, 0)).run is not None
         assert "trainctl_loss{" in await asyncio.to_thread(get, cluster.metrics)
 
 

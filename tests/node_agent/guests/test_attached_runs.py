@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.asking import run_of
 from tests.cluster.in_process import BlockingAgent
 from tests.cluster.run_files import FOREVER, NODE
 from tests.cluster.waits import wait_for_step
@@ -56,22 +57,22 @@ def test_a_run_is_shown_recorded_and_ended(agent: BlockingAgent) -> None:
         kept = client.attach_run(RUN, "ppo", RANKS, steps=100)
         assert (kept.step, Path(kept.directory)) == (0, agent.run_paths(RUN).directory)
         assert client.run_steps(RUN, steps(1, 20)).step == 20
-        shown = client.snapshot()
+        shown = client.ask(m.SnapshotRequest)
         assert shown.run is not None and (shown.run.run, shown.run.kind, shown.run.step) == (RUN, "guest", 20)
         assert [(rank.rank, rank.node, rank.state, rank.share) for rank in shown.run.ranks] == [
             (0, NODE, "run", None), (1, NODE, "run", None)
         ]  # fmt: skip
         assert [one.run for one in shown.runs] == [RUN]
         assert shown.last_step is not None and shown.last_step.tokens_total == 20 * 32
-        series = client.history(RUN, ("user:reward", "user:kl", "loss")).series
+        series = client.ask(m.HistoryRequest, RUN, ("user:reward", "user:kl", "loss")).series
         assert {(one.metric, one.rank, one.last[-1]) for one in series if one.last} == {
             ("user:reward", None, -20.0), ("user:kl", 0, 2.0), ("loss", None, 2.0)
         }  # fmt: skip
         assert client.run_steps(RUN, steps(15, 22)).step == 22
         client.end_run(RUN)
-        (known,) = client.runs().runs
+        (known,) = client.ask(m.RunsRequest).runs
         assert (known.run, known.kind, known.state, known.step, known.last_loss) == (RUN, "guest", "finished", 22, 2.0)
-        assert client.snapshot().runs == ()
+        assert client.ask(m.SnapshotRequest).runs == ()
         with pytest.raises(RefusedError, match="attach it first"):
             client.run_steps(RUN, steps(23, 23))
     assert recorded(agent) == list(range(1, 23))
@@ -91,14 +92,14 @@ def test_what_it_does_not_take_is_refused_with_the_reason_and_a_note_is_kept(age
             )
         noted = client.send("note", {"text": "looks odd"}, run=RUN)
         assert (noted.state, noted.step) == ("applied", 3)
-        texts = [event.text for event in client.events(RUN).events]
+        texts = [event.text for event in client.ask(m.EventsRequest, RUN).events]
         assert "looks odd" in texts and sum("a different program trains this run" in text for text in texts) == 2
         resumed = client.send("start-run", {"resume": RUN})
         assert resumed.state == "rejected" and "another program" in resumed.reason
         client.end_run(RUN, "stopped")
     with agent.client(by="auto:replays") as client:
         client.send("note", {"text": "a person's"}, run=RUN)
-        assert client.events(RUN, newest=True).events[-1].by == "user auto:replays"
+        assert client.ask(m.EventsRequest, RUN, newest=True).events[-1].by == "user auto:replays"
 
 
 def test_an_agent_that_is_killed_loses_and_repeats_no_step(agent: BlockingAgent) -> None:
@@ -111,7 +112,7 @@ def test_an_agent_that_is_killed_loses_and_repeats_no_step(agent: BlockingAgent)
         kept = client.run_steps(RUN).step  # live again without being attached again
         assert kept <= 40
         assert client.run_steps(RUN, steps(kept + 1, 60)).step == 60
-        shown = client.snapshot(run=RUN)
+        shown = client.ask(m.SnapshotRequest, run=RUN)
         assert shown.last_step is not None and shown.last_step.tokens_total == 60 * 32
         client.end_run(RUN)
     assert recorded(agent) == list(range(1, 61))
@@ -123,9 +124,9 @@ def test_a_program_that_goes_back_retracts_what_it_had_done(agent: BlockingAgent
         client.run_steps(RUN, steps(1, 30, loss=9.0))
         assert client.attach_run(RUN, "ppo", RANKS, after_step=10).step == 10
         client.run_steps(RUN, steps(11, 12, loss=math.nan))
-        (loss,) = client.history(RUN, ("loss",)).series
+        (loss,) = client.ask(m.HistoryRequest, RUN, ("loss",)).series
         assert loss.steps == tuple(range(1, 11))  # a NaN has no bucket
-        shown = client.snapshot(run=RUN)
+        shown = client.ask(m.SnapshotRequest, run=RUN)
         assert shown.last_step is not None and shown.last_step.loss is not None and math.isnan(shown.last_step.loss)
         (listed,) = call_json("ls", "--connect", agent.address)["runs"]
         assert listed["last_loss"] == "NaN"
@@ -133,10 +134,10 @@ def test_a_program_that_goes_back_retracts_what_it_had_done(agent: BlockingAgent
         assert [(alert["id"], alert["severity"]) for alert in alerts] == [(f"nonfinite:{RUN}", "error")]
         assert alerts[0]["text"].startswith("ppo: loss is nan at step 1")
         assert client.send("acknowledge", {"id": f"nonfinite:{RUN}"}).state == "applied"
-        assert "alert" in {event.kind for event in client.events(RUN).events}
+        assert "alert" in {event.kind for event in client.ask(m.EventsRequest, RUN).events}
         assert shown.run is not None and shown.run.generation == m.Generation(1, 2)
         client.end_run(RUN)
-        *_, cleared, ended = client.events(RUN).events
+        *_, cleared, ended = client.ask(m.EventsRequest, RUN).events
         assert isinstance(cleared.data, e.AlertCleared) and cleared.data.id == f"nonfinite:{RUN}"
         assert isinstance(ended.data, e.RunStateChanged)
         assert call_json("alerts", "--connect", agent.address)["alerts"] == []
@@ -172,7 +173,7 @@ def test_it_lives_beside_the_hosted_run(live: BlockingAgent) -> None:
             wanted = {("step", hosted), ("step", run), ("finished", run)}
             following = asyncio.create_task(follow(client, wanted))
             await client.attach_run(run, "beside", RANKS)
-            shown = await client.snapshot(0)
+            shown = await client.ask(m.SnapshotRequest, 0)
             assert shown.run is not None and shown.run.run == hosted
             assert [one.run for one in shown.runs] == [hosted, run]
             reply = await client.send("resize-batch", {"micro": 3})
@@ -185,7 +186,7 @@ def test_it_lives_beside_the_hosted_run(live: BlockingAgent) -> None:
             await asyncio.wait_for(following, HANG_SECONDS)
 
     with live.client() as client:
-        view = client.snapshot(0).run
+        view = run_of(client)
         assert view is not None
         asyncio.run(both(view.run))
         assert client.send("note", {"text": "of the hosted run"}).run == view.run
@@ -193,8 +194,8 @@ def test_it_lives_beside_the_hosted_run(live: BlockingAgent) -> None:
 
 def test_two_programs_cannot_take_a_hosted_runs_id(live: BlockingAgent) -> None:
     with live.client() as client:
-        view = client.snapshot(0).run
+        view = run_of(client)
         assert view is not None
         with pytest.raises(RefusedError, match="choose a different id"):
             client.attach_run(view.run, "thief", RANKS)
-        assert client.snapshot(0).run.kind == "hosted"  # type: ignore[union-attr]
+        assert run_of(client).kind == "hosted"  # type: ignore[union-attr]

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import zmq
+from tests.asking import events_of, run_of
 from tests.cluster.greeter import claim
 from tests.cluster.in_process import RECLAIM_SECONDS, BlockingCluster
 from tests.cluster.run_files import FOREVER, NODES, RING, on
 from tests.cluster.waits import promote, wait_for_end, wait_for_step
 from tests.waiting import until
 
+from trainctl.protocol.messages import EventsRequest, RunsRequest, SnapshotRequest
 from trainctl.protocol.record.reader import RecordReader
 
 
@@ -24,7 +26,7 @@ def started(cluster: BlockingCluster, through: str, config: dict) -> str:
 
 def silent(cluster: BlockingCluster, node: str) -> set[str]:
     with cluster.client(node) as client:
-        return {peer.node for peer in client.snapshot(0).peers if peer.state == "silent"}
+        return {peer.node for peer in client.ask(SnapshotRequest, 0).peers if peer.state == "silent"}
 
 
 def test_who_has_no_copy_of_a_run_or_conducts_it_is_not_promoted(cluster, run_config):
@@ -55,7 +57,7 @@ def test_the_lead_goes_from_node_to_node_without_the_loss_of_a_rank(cluster, run
     with cluster.client("beta") as client:
         events = until(
             lambda: (
-                (e := client.events(run, limit=500).events)
+                (e := events_of(client, run))
                 and [one.verb for one in e if one.outcome == "applied"][-4:] == ["promote", "resize-batch"] * 2
                 and e
             ),
@@ -88,17 +90,17 @@ def test_a_lead_that_is_gone_is_replaced_by_a_majority_or_by_the_word_that_it_is
         cluster[node].start()
     until(lambda: {cluster.view(node).lead for node in NODES} == {"beta"}, what="one lead")
     with cluster.client("beta") as client:
-        until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} == {"run"}, what="all ranks")
+        until(lambda: {rank.state for rank in run_of(client).ranks} == {"run"}, what="all ranks")
 
 
 def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(cluster, run_config):
     run = started(cluster, "alpha", run_config(run__steps=FOREVER, nodes=on("beta")))
     with cluster.client("alpha") as client:
         assert promote(cluster, "beta", through="alpha").state == "applied"
-        view = until(lambda: (v := client.snapshot(0).run).state == "running" and v, 30, "the going on")
+        view = until(lambda: (v := run_of(client)).state == "running" and v, 30, "the going on")
         led = cluster.view("beta")
         assert (view.run, view.lead, view.generation.term) == (run, "beta", led.generation.term)
-        (row,) = [row for row in client.runs().runs if row.run == run]
+        (row,) = [row for row in client.ask(RunsRequest).runs if row.run == run]
         assert (row.state, row.lead, row.nodes, row.stale) == ("running", "beta", ("beta",), False)
         # Its copy, read from the disk, says where the rest of the record is.
         with RecordReader(Path(row.directory)) as copy:
@@ -109,13 +111,13 @@ def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(clus
         assert cluster.view("beta").state == "paused"
         cluster["beta"].kill()
         until(lambda: "beta" in silent(cluster, "alpha"), 20, "the silence")
-        (row,) = [row for row in client.runs().runs if row.run == run]
+        (row,) = [row for row in client.ask(RunsRequest).runs if row.run == run]
         assert (row.lead, row.stale) == ("beta", True)
-        assert "lead beta is unreachable" in client.snapshot(0).run.reason
+        assert "lead beta is unreachable" in run_of(client).reason
         cluster["beta"].start()
         until(lambda: not silent(cluster, "alpha"), 20, "the return")
         assert client.send("stop", {"checkpoint": False}).state == "applied"
-        until(lambda: client.snapshot(0).run.state == "stopped", 30, "the end")
+        until(lambda: run_of(client).state == "stopped", 30, "the end")
     assert cluster.view("beta").state == "stopped"
 
 
@@ -129,12 +131,15 @@ def test_who_handed_over_one_run_follows_another_for_as_long_as_that_takes(clust
         wait_for_end(client)
         config = run_config(run__steps=FOREVER, nodes=on("alpha", "gamma"), group=RING)
         until(lambda: client.send("start-run", {"config": config}).state == "applied", 60, "it")
-        term = client.snapshot(0).run.generation.term
+        term = run_of(client).generation.term
         until(lambda: time.monotonic() - handed_over > RECLAIM_SECONDS + 0.5, 30, "the time in which it was waited for")
-        view = wait_for_step(client, client.snapshot(0).run.step + 3).run
+        view = wait_for_step(client, run_of(client).step + 3).run
         assert (view.lead, view.generation.term) == ("alpha", term)
         ranks = [(rank.node, rank.state, rank.why) for rank in view.ranks]
-        assert {state for _, state, _ in ranks} == {"run"}, (ranks, [event.text for event in client.events().events])
+        assert {state for _, state, _ in ranks} == {"run"}, (
+            ranks,
+            [event.text for event in client.ask(EventsRequest).events],
+        )
     assert cluster.view("gamma").lead == "alpha"
 
 
@@ -187,9 +192,9 @@ def test_a_lead_that_was_started_again_does_not_take_back_what_another_leads(led
     until(lambda: time.monotonic() - handed_over > RECLAIM_SECONDS + 0.5, 30, "the time in which it would take it back")
     assert cluster.view("alpha").lead == "beta"
     with cluster.client("beta") as client:
-        view = wait_for_step(client, client.snapshot(0).run.step + 3).run
+        view = wait_for_step(client, run_of(client).step + 3).run
         assert view.lead == "beta"
-        until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} == {"run"}, 60, "both ranks")
+        until(lambda: {rank.state for rank in run_of(client).ranks} == {"run"}, 60, "both ranks")
 
 
 def test_each_node_shows_an_ended_run_as_its_lead_did(led_by_alpha):
@@ -197,13 +202,13 @@ def test_each_node_shows_an_ended_run_as_its_lead_did(led_by_alpha):
     cluster, run = led_by_alpha, led_by_alpha.view("alpha").run
     assert promote(cluster, "beta", through="alpha").state == "applied"
     with cluster.client("beta") as client:
-        wait_for_step(client, client.snapshot(0).run.step + 3)
+        wait_for_step(client, run_of(client).step + 3)
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         ended = wait_for_end(client)
 
     def shown(node: str) -> tuple[object, ...]:
         with cluster.client(node) as client:
-            view = client.snapshot(0, run).run
+            view = client.ask(SnapshotRequest, 0, run).run
         ranks = [(rank.node, rank.share, rank.micro_batch, rank.backend) for rank in view.ranks]
         return view.state, view.lead, view.step, view.learning_rate, ranks, Path(view.directory).parents[1].name
 

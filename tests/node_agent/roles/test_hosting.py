@@ -2,10 +2,13 @@
 
 import signal
 
+from tests.asking import newest_events, run_of
 from tests.cluster.in_process import BlockingCluster
 from tests.cluster.run_files import FOREVER, NODES, on
 from tests.cluster.waits import newest_step, resumed, wait_for_end, wait_for_step
 from tests.waiting import until
+
+from trainctl.protocol.messages import HistoryRequest, HostsRequest, RunsRequest, SnapshotRequest
 
 
 def refused_runs(cluster: BlockingCluster) -> list[str]:
@@ -28,7 +31,7 @@ def test_a_refusal_names_node_and_field_and_leaves_nothing_anywhere(cluster, run
             assert (reply.state, reply.field) == ("rejected", field)
             assert all(word in reply.reason for word in words), reply.reason
             until(lambda: not refused_runs(cluster), 20, "a clean sheet")
-            assert client.snapshot(0).run is None or client.snapshot(0).run.name != "refused"
+            assert run_of(client) is None or run_of(client).name != "refused"
     until(lambda: not any(cluster[node].trainers for node in NODES), 20, "the end of trainers called off")
 
 
@@ -63,16 +66,20 @@ def machines_are_in_the_record(client, run: str) -> None:
     """The lead's has readings of all machines by time, and by step those of the rank's."""
 
     def by_step() -> bool:
-        found = client.history(run, ("memory_used_bytes", "round_trip_seconds")).series
+        found = client.ask(HistoryRequest, run, ("memory_used_bytes", "round_trip_seconds")).series
         return [one.rank for one in found] == [0, 0] and all(one.steps and min(one.minimum) > 0 for one in found)
 
     until(by_step, 30, "readings of the follower's machine by step")
-    until(lambda: {one.node for one in client.hosts(run).readings} >= {"alpha", "beta"}, 30, "both machines' readings")
-    timed = {one.node for one in client.hosts(run).readings if "round_trip_seconds" in one.values}
+    until(
+        lambda: {one.node for one in client.ask(HostsRequest, run).readings} >= {"alpha", "beta"},
+        30,
+        "both machines' readings",
+    )
+    timed = {one.node for one in client.ask(HostsRequest, run).readings if "round_trip_seconds" in one.values}
     assert timed <= {"beta"}, "the lead has no way to itself"
-    first = client.hosts(run, limit=1)
+    first = client.ask(HostsRequest, run, limit=1)
     assert (len(first.readings), first.more) == (1, True)
-    assert first.readings[0] not in client.hosts(run, after_row=first.last_row).readings
+    assert first.readings[0] not in client.ask(HostsRequest, run, after_row=first.last_row).readings
 
 
 def begin_again(cluster, client, run: str) -> None:
@@ -80,9 +87,9 @@ def begin_again(cluster, client, run: str) -> None:
     (trainer,) = cluster["beta"].trainers
     cluster.call(trainer.die, -signal.SIGKILL)
     until(lambda: cluster["beta"].trainers not in ([], [trainer]), 30, "another trainer")
-    view = until(lambda: (v := client.snapshot(0).run).state == "running" and v.step >= 2 and v, 60, "its steps")
+    view = until(lambda: (v := run_of(client)).state == "running" and v.step >= 2 and v, 60, "its steps")
     assert view.run == run
-    texts = [event.text for event in client.events(newest=True).events]
+    texts = [event.text for event in newest_events(client)]
     assert any(text.startswith("rank 0 (beta) was ended by signal 9") and "going back" in text for text in texts)
     assert any(text.startswith("resumed from step 0") for text in texts)
 
@@ -105,21 +112,27 @@ def stay_away(cluster, client, follower, run: str) -> None:
     assert len(cluster["beta"].trainers) == 1
     cluster["alpha"].kill()
     gone = until(
-        lambda: next((r for r in follower.runs().runs if r.run == run and r.state == "failed"), None), 20, "its end"
+        lambda: next((r for r in follower.ask(RunsRequest).runs if r.run == run and r.state == "failed"), None),
+        20,
+        "its end",
     )
     assert gone.step >= 1
     until(lambda: not cluster["beta"].trainers, 20, "the trainer's end")
-    assert "alpha" in follower.snapshot(0, run).run.reason
+    assert "alpha" in follower.ask(SnapshotRequest, 0, run).run.reason
     cluster["alpha"].start()
-    until(lambda: client.snapshot(0).run.state == "running", 60, "the run from its checkpoint")
-    texts = [event.text for event in client.events(newest=True).events]
+    until(lambda: run_of(client).state == "running", 60, "the run from its checkpoint")
+    texts = [event.text for event in newest_events(client)]
     assert any("beta" in text and "silent" in text and "going back" in text for text in texts)
 
 
 def test_a_node_that_cannot_be_reached_is_named(cluster, run_config):
     cluster["gamma"].stop()
     with cluster.client("alpha") as client:
-        until(lambda: {peer.node: peer.state for peer in client.snapshot(0).peers}["gamma"] == "silent", 20, "silence")
+        until(
+            lambda: {peer.node: peer.state for peer in client.ask(SnapshotRequest, 0).peers}["gamma"] == "silent",
+            20,
+            "silence",
+        )
         reply = client.send("start-run", {"config": run_config(run__name="refused", nodes=on("alpha", "gamma"))})
         assert (reply.state, reply.field) == ("rejected", "config: nodes.gamma")
         assert "gamma is unreachable" in reply.reason

@@ -80,7 +80,7 @@ def test_orders_for_what_is_not_hosted_and_of_a_generation_that_was_left_are_ref
     again.say(m.PeerEnd(link=again.link, seq=1, run=RUN, rank=1, state="starting"))
     until(lambda: not cluster.run_paths("gamma", RUN).directory.exists(), 20, "the end of a run that never began")
     with cluster.client("gamma") as client:
-        assert RUN not in [known.run for known in client.runs().runs]
+        assert RUN not in [known.run for known in client.ask(m.RunsRequest).runs]
 
 
 def test_a_message_lost_late_in_a_run_costs_a_greeting_and_not_the_trainer(cluster, greeter, run_config):

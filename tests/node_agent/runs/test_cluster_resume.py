@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.asking import run_of
 from tests.cluster.in_process import BlockingCluster
 from tests.cluster.run_files import FOREVER, NODES, RING, on
 from tests.cluster.waits import all_steps, newest_step, resumed, wait_for_end, wait_for_step
@@ -38,7 +39,7 @@ def test_it_goes_on_from_the_newest_checkpoint_whichever_node_has_it(cluster, st
     with cluster.client("alpha") as client:
         # It is still drained, and refused while its trainer loads.
         client.send("pause", {})
-        until(lambda: all(rank.backend for rank in client.snapshot(0).run.ranks), 60, "its trainer")
+        until(lambda: all(rank.backend for rank in run_of(client).ranks), 60, "its trainer")
         until(lambda: client.send("admit", {}, node="alpha").state == "applied", 60, "its return")
         client.send("resume", {})
         own = paused_with_checkpoint(client)
@@ -51,7 +52,7 @@ def test_it_goes_on_from_the_newest_checkpoint_whichever_node_has_it(cluster, st
 
 
 def all_take_part(client: BlockingClient) -> None:
-    until(lambda: {rank.state for rank in client.snapshot(0).run.ranks} == {"run"}, what="all ranks")
+    until(lambda: {rank.state for rank in run_of(client).ranks} == {"run"}, what="all ranks")
 
 
 def paused_with_checkpoint(client: BlockingClient) -> int:
@@ -92,7 +93,9 @@ def all_know_the_end(cluster: BlockingCluster) -> None:
     for node in NODES:
         with cluster.client(node) as client:
             until(
-                lambda c=client: (r := c.snapshot(0).run) is None or r.state not in m.ACTIVE_RUN_STATES, 20, "the end"
+                lambda c=client: (r := run_of(c)) is None or r.state not in m.ACTIVE_RUN_STATES,
+                20,
+                "the end",
             )
 
 
@@ -109,7 +112,9 @@ def out_of_reach(cluster: BlockingCluster, by: str, *nodes: str) -> None:
         cluster[node].kill()
     with cluster.client(by) as client:
         until(
-            lambda: {p.node for p in client.snapshot(0).peers if p.state == "silent"} >= {*nodes}, 20, "their silence"
+            lambda: {p.node for p in client.ask(m.SnapshotRequest, 0).peers if p.state == "silent"} >= {*nodes},
+            20,
+            "their silence",
         )
 
 
@@ -137,7 +142,7 @@ def test_other_nodes_take_it_up_handed_over_by_a_majority_and_by_an_operator_s_w
     cluster["beta"].start()
     with cluster.client("alpha") as client:
         all_take_part(client)
-        texts = [event.text for event in client.events(limit=100).events]
+        texts = [event.text for event in client.ask(m.EventsRequest, limit=100).events]
     assert any(text.startswith("alpha now leads the run (term") for text in texts)
     elsewhere = [text for text in texts if "another setup" in text]  # none of the times with the same ranks
     assert elsewhere == [

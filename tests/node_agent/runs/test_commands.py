@@ -4,6 +4,7 @@ import random
 import uuid
 
 import pytest
+from tests.asking import newest_events, run_of
 from tests.cluster.run_files import FOREVER
 from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.tui.support.cli_calls import call
@@ -46,7 +47,7 @@ def random_command(chance: random.Random) -> tuple[str, dict, str | None]:
 def test_commands_are_applied_at_one_named_step_or_refused_by_field(live):
     chance = random.Random(11)
     with live.client() as client:
-        run = client.snapshot(0).run.run
+        run = run_of(client).run
         replies = []
         for _ in range(COMMANDS):
             verb, args, node = random_command(chance)
@@ -103,12 +104,12 @@ def check_record(paths, applied) -> None:
 
 def test_the_same_id_twice_changes_nothing_and_another_body_conflicts(live):
     with live.client() as client:
-        before = client.snapshot(0).run.plan_version
+        before = run_of(client).plan_version
         id = str(uuid.uuid4())
         first = client.send("resize-batch", {"micro": 2}, id=id)
         second = client.send("resize-batch", {"micro": 2}, id=id)
         other = client.send("resize-batch", {"micro": 3}, id=id)
-        version = client.snapshot(0).run.plan_version
+        version = run_of(client).plan_version
     assert (first.state, first.step) == (second.state, second.step)
     assert (other.state, other.field) == ("conflict", "id")
     assert version == first.plan_version == before + 1
@@ -117,17 +118,17 @@ def test_the_same_id_twice_changes_nothing_and_another_body_conflicts(live):
 def test_while_paused_commands_apply_at_once_and_name_the_step_to_come(live):
     with live.client() as client:
         paused = client.send("pause", {})
-        stood = client.snapshot(0).run
+        stood = run_of(client)
         assert (stood.state, stood.step) == ("paused", paused.step)
         resized = client.send("resize-batch", {"micro": 1})
         assert (resized.state, resized.step) == ("applied", paused.step + 1)
         assert client.send("evaluate", {}).state == "applied"
-        assert client.snapshot(0).run.step == paused.step
-        generation = client.snapshot(0).run.generation
+        assert run_of(client).step == paused.step
+        generation = run_of(client).generation
         resumed = client.send("resume", {})
         assert resumed.step == paused.step + 1
-        assert client.snapshot(0).run.generation > generation
-        around = client.steps(after_step=paused.step - 2, limit=3).steps
+        assert run_of(client).generation > generation
+        around = client.ask(m.StepsRequest, after_step=paused.step - 2, limit=3).steps
         assert [step.step for step in around] == [paused.step - 1, paused.step, paused.step + 1]
 
 
@@ -143,8 +144,8 @@ def test_a_verb_that_the_run_does_not_take_is_refused_with_the_same_words_everyw
         client.send("start-run", {"config": config}, wait="accepted")
         run = wait_for_step(client, 1).run
         assert (run.kind, run.verbs) == ("hosted", (("evaluate", why),))
-        assert client.runs().runs[0].kind == "hosted"
-        (live,) = client.snapshot(0).runs
+        assert client.ask(m.RunsRequest).runs[0].kind == "hosted"
+        (live,) = client.ask(m.SnapshotRequest, 0).runs
         assert (live.run, live.state, live.kind, live.nodes) == (run.run, "running", "hosted", ("box",))
         reply = client.send("evaluate", {})
         assert (reply.state, reply.field, reply.reason) == ("rejected", "verb", why)
@@ -153,7 +154,9 @@ def test_a_verb_that_the_run_does_not_take_is_refused_with_the_same_words_everyw
             assert done.returncode == 3 and f"evaluate rejected: {why}" in done.stderr.replace("verb: ", ""), done
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         wait_for_end(client)
-        until(lambda: client.snapshot(0).runs == (), what="a list of live runs without one that has ended")
+        until(
+            lambda: client.ask(m.SnapshotRequest, 0).runs == (), what="a list of live runs without one that has ended"
+        )
 
 
 def test_a_command_accepted_before_the_kill_takes_effect_once_after_it(live):
@@ -166,8 +169,8 @@ def test_a_command_accepted_before_the_kill_takes_effect_once_after_it(live):
             agent.start()
             again = client.send("resize-batch", {"micro": micro}, id=sent.id)
             assert again.state == "applied"
-            assert client.snapshot(0).run.ranks[0].micro_batch == micro
-        events = [event for event in client.events(newest=True, limit=200).events if event.command in sent_ids]
+            assert run_of(client).ranks[0].micro_batch == micro
+        events = [event for event in newest_events(client) if event.command in sent_ids]
         assert len(events) == len(sent_ids) == 4
 
 
@@ -178,7 +181,7 @@ def test_a_paused_run_is_still_paused_after_its_agent_came_back(live):
         client.send("resize-batch", {"micro": 1})
         agent.kill()
         agent.start()
-        until(lambda: client.snapshot(0).run.ranks[0].state == "paused", what="the adopted rank")
-        assert client.snapshot(0).run.step == paused.step
+        until(lambda: run_of(client).ranks[0].state == "paused", what="the adopted rank")
+        assert run_of(client).step == paused.step
         assert client.send("resume", {}).step == paused.step + 1
-        assert client.snapshot(0).run.ranks[0].micro_batch == 1
+        assert run_of(client).ranks[0].micro_batch == 1

@@ -2,6 +2,7 @@
 
 import time
 
+from tests.asking import run_of
 from tests.cluster.in_process import blocking_cluster
 from tests.cluster.run_files import FOREVER, on
 from tests.cluster.waits import wait_for_end, wait_for_step
@@ -17,7 +18,7 @@ PER_SECOND = 3600
 
 
 def cost_of(client: BlockingClient) -> m.RunCost:
-    view = client.snapshot(0).run
+    view = run_of(client)
     assert view is not None and view.cost is not None
     return view.cost
 
@@ -51,5 +52,5 @@ def test_a_price_that_comes_while_a_run_trains_counts_from_its_start_and_not_whi
             wait_for_step(client, step.step + 2)
             again = spent_by(cost_of(client), time.time())
             assert ended.spent < again <= ended.spent + time.time() - began + 1
-            (kept,) = [one for one in client.runs().runs if one.run == run]
+            (kept,) = [one for one in client.ask(m.RunsRequest).runs if one.run == run]
             assert kept.cost is not None and kept.cost.per_hour == PER_SECOND and kept.cursor

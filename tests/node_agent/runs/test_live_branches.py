@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.asking import events_of
 from tests.cluster.in_process import BlockingAgent, BlockingCluster
 from tests.cluster.run_files import NODE, on
 from tests.cluster.waits import wait_for_end
@@ -25,9 +26,12 @@ def test_a_branch_begins_at_a_checkpoint_that_there_is_and_ends_after_it(agent: 
         view = wait_for_end(client)
         assert view.branch == m.BranchPoint(parent.run, FORK, 12 * FORK)
         assert view.trained(12 * STEPS) == 12 * (STEPS - FORK)
-        assert {run.run: run.branch for run in client.runs().runs} == {parent.run: None, view.run: view.branch}
+        assert {run.run: run.branch for run in client.ask(m.RunsRequest).runs} == {
+            parent.run: None,
+            view.run: view.branch,
+        }
         for run in (parent.run, view.run):
-            kept = [event.data for event in client.events(run, limit=500).events if isinstance(event.data, RunBranched)]
+            kept = [event.data for event in events_of(client, run) if isinstance(event.data, RunBranched)]
             assert kept == [RunBranched(parent.run, FORK, view.run, NODE)]
         missing = client.send("start-run", {"branch": f"{parent.run}@{FORK + 1}"})
         assert (missing.state, missing.field) == ("rejected", "branch")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.asking import events_of, run_of
 from tests.cluster.in_process import BlockingAgent
 from tests.cluster.run_files import FOREVER
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
@@ -48,12 +49,12 @@ def report(client: BlockingClient, first: int, last: int) -> list[float]:
 
 
 def record_alerts(client: BlockingClient) -> list[m.AlertView]:
-    return [alert for alert in client.snapshot(0).alerts.alerts if alert.kind == "record"]
+    return [alert for alert in client.ask(m.SnapshotRequest, 0).alerts.alerts if alert.kind == "record"]
 
 
 def status_seconds(client: BlockingClient) -> float:
     begun = time.perf_counter()
-    client.snapshot(0)
+    client.ask(m.SnapshotRequest, 0)
     return time.perf_counter() - begun
 
 
@@ -71,7 +72,7 @@ def test_a_lock_on_one_record_leaves_the_other_run_alone_and_loses_nothing(hoste
         report(other, 1, 50)
         with locked(agent.run_paths(run).record) as pid:
             begun, asked, taken = time.monotonic(), [], []
-            step = client.snapshot(0).run.step
+            step = run_of(client).step
             while time.monotonic() < begun + LOCKED_SECONDS:
                 first = 51 + 10 * len(asked)
                 taken += report(other, first, first + 9)
@@ -79,13 +80,13 @@ def test_a_lock_on_one_record_leaves_the_other_run_alone_and_loses_nothing(hoste
             (alert,) = record_alerts(client)
             assert "record.db: locked by process" in alert.text and str(pid) in alert.text
             assert max(asked) < STATUS_SECONDS
-            assert client.snapshot(0).run.step > step, "it goes on"
+            assert run_of(client).step > step, "it goes on"
         assert statistics.median(taken) < 0.05
         until(lambda: not agent.inner.agent._lead.session.recorder.is_behind, what="what waited")
-        assert {alert.kind for alert in client.snapshot(0).alerts.alerts} <= {"record"}
+        assert {alert.kind for alert in client.ask(m.SnapshotRequest, 0).alerts.alerts} <= {"record"}
         other.end_run(GUEST)
         check_steps(client, run)
-        raised = [event.data for event in client.events(run, limit=500).events if isinstance(event.data, e.AlertRaised)]
+        raised = [event.data for event in events_of(client, run) if isinstance(event.data, e.AlertRaised)]
         assert [data.id for data in raised] == ["record:box"]
         assert [step.step for step in all_steps(client, GUEST)] == list(range(1, 50 + 10 * len(asked) + 1))
 
@@ -98,11 +99,11 @@ def test_an_agent_that_restarts_while_a_record_is_locked_keeps_its_trainer_and_t
         agent.start()
         (alert,) = until(lambda: record_alerts(client), what="the alert")
         assert f"locked by process {pid}" in alert.text
-        (known,) = client.runs().runs
+        (known,) = client.ask(m.RunsRequest).runs
         assert known.run == run and known.state in m.ACTIVE_RUN_STATES
         time.sleep(1.5)  # in which the trainer says that it lives
         assert agent.trainers == [trainer]
-    step = until(lambda: (view := client.snapshot(0).run) and view.state == "running" and view.step, what="the run")
+    step = until(lambda: (view := run_of(client)) and view.state == "running" and view.step, what="the run")
     wait_for_step(client, step + 5)
     assert agent.trainers == [trainer]
     check_steps(client, run)
@@ -114,8 +115,8 @@ def test_a_record_whose_files_are_deleted_is_written_again_at_once_and_says_so(h
         file.unlink()
     (alert,) = until(lambda: record_alerts(client), what="the alert")
     assert "record.db: its files were deleted or replaced" in alert.text and "written again" in alert.text
-    wait_for_step(client, client.snapshot(0).run.step + 5)
+    wait_for_step(client, run_of(client).step + 5)
     check_steps(client, run)
     with RecordReader(agent.run_paths(run)) as reader:
         assert reader.events(0, 10)[0][0].id == 1
-    assert agent.inner.is_running and client.runs().runs[0].state == "stopped"
+    assert agent.inner.is_running and client.ask(m.RunsRequest).runs[0].state == "stopped"

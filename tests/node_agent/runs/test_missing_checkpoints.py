@@ -32,7 +32,7 @@ class Ended:
 
     def events(self) -> list[str]:
         with self.agent.client() as client:
-            return [event.text for event in client.events(self.run, newest=True, limit=200).events]
+            return [event.text for event in client.ask(m.EventsRequest, self.run, newest=True, limit=200).events]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.asking import events_of, run_of
 from tests.cluster.in_process import BlockingAgent, BlockingCluster
 from tests.cluster.rollbacks import CHECKPOINT, G, go_back_together, stop
 from tests.cluster.run_files import FOREVER, NODE, on
@@ -25,17 +26,17 @@ def test_a_run_goes_back_and_skips_the_data_that_followed(agent: BlockingAgent, 
         assert reply.after is not None and "to step 5 and skip 3 global batches after it" in reply.after
 
         def is_back() -> bool:
-            run = client.snapshot(0).run
+            run = run_of(client)
             return run is not None and (run.state, run.step) == ("paused", 5)
 
         until(is_back, what="the run, at step 5")
-        assert client.snapshot(0).run.skipped == ((60, 36),)  # type: ignore[union-attr]
+        assert run_of(client).skipped == ((60, 36),)  # type: ignore[union-attr]
         assert client.send("resume", {}).state == "applied"
         wait_for_step(client, 12)
         last = stop(client)
         cursors = {step.step: step.cursor for step in all_steps(client)}
         assert cursors == {step: G * (step if step <= 5 else step + 3) for step in range(1, last + 1)}
-        events = client.events(begun.run, limit=500).events
+        events = events_of(client, begun.run)
         assert not [event.text for event in events if event.severity == "error"]
         texts = [event.text for event in events]
         assert any("positions 60 to 95 are skipped: their samples aren't trained on" in text for text in texts)

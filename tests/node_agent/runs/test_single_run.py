@@ -5,6 +5,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.asking import events_of, newest_events, run_of
 from tests.cluster.in_process import BlockingAgent, blocking_cluster
 from tests.cluster.run_files import FOREVER, NODE
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
@@ -13,6 +14,7 @@ from tests.waiting import until
 from trainctl.node_agent.agent import Options
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.messages import EventsRequest, LogRequest, StepsRequest
 from trainctl.protocol.record import checkpoints
 
 CHECKPOINTS = {"every_steps": 5, "at_end": False, "background": False}
@@ -26,7 +28,7 @@ def started(client: BlockingClient, config: dict) -> str:
 
 
 def texts_of(client: BlockingClient) -> list[str]:
-    return [event.text for event in client.events(newest=True).events]
+    return [event.text for event in newest_events(client)]
 
 
 @pytest.mark.parametrize(("status", "words"), [(-signal.SIGKILL, "was ended by signal 9"), (1, "exited with 1")])
@@ -39,7 +41,7 @@ def test_a_run_whose_only_trainer_dies_goes_back_to_its_checkpoint(agent, run_co
         agent.call(trainer.die, status)
         before = {step.step: step for step in all_steps(client, run)}
         last = before[max(before)]
-        until(lambda: client.snapshot(0).run.generation > last.generation, what="the run from its checkpoint")
+        until(lambda: run_of(client).generation > last.generation, what="the run from its checkpoint")
         wait_for_step(client, last.step + 10)
         assert client.send("stop", {"checkpoint": False}).state == "applied"
         view = wait_for_end(client)
@@ -72,7 +74,7 @@ def test_commands_are_applied_though_the_trainer_is_killed_while_the_resume_star
             for asked in (resumed, resized):
                 reply = asked.result()
                 assert (reply.state, reply.reason) == ("applied", ""), reply
-            assert third.snapshot(0).run.ranks[0].micro_batch == 3
+            assert run_of(third).ranks[0].micro_batch == 3
 
 
 def open_verbs(agent: BlockingAgent) -> set[str]:
@@ -84,11 +86,11 @@ def test_the_only_trainer_is_shown_as_hung_while_it_stands_still_and_goes_on(age
         started(client, run_config(run__steps=FOREVER, group={"hung_seconds": 1.0}))
         (trainer,) = agent.trainers
         agent.call(trainer.freeze)
-        rank = until(lambda: next((r for r in client.snapshot(0).run.ranks if r.state == "hung"), None), 20)
+        rank = until(lambda: next((r for r in run_of(client).ranks if r.state == "hung"), None), 20)
         assert "no other rank has the run's state; there is no checkpoint" in rank.why
         agent.call(trainer.thaw)
-        until(lambda: client.snapshot(0).run.ranks[0].state == "run", what="its going on")
-        wait_for_step(client, client.snapshot(0).run.step + 3)
+        until(lambda: run_of(client).ranks[0].state == "run", what="its going on")
+        wait_for_step(client, run_of(client).step + 3)
         assert agent.trainers == [trainer]
 
 
@@ -97,9 +99,10 @@ def test_a_micro_batch_that_does_not_fit_is_halved_and_the_step_has_all_its_samp
         run = started(client, run_config(run__steps=FOREVER))
         (trainer,) = agent.trainers
         agent.call(setattr, trainer.sim, "most_samples", 3)
-        step = client.snapshot(0).run.step
+        step = run_of(client).step
         rank = until(
-            lambda: (r := client.snapshot(0).run.ranks[0]).micro_batch == 2 and r, what="a smaller micro-batch"
+            lambda: (r := run_of(client).ranks[0]).micro_batch == 2 and r,
+            what="a smaller micro-batch",
         )
         assert rank.share == 12
         wait_for_step(client, step + 5)
@@ -116,9 +119,9 @@ def test_a_trainer_that_cannot_be_started_refuses_the_run_and_leaves_nothing(age
 
 def test_requests_about_unknown_runs_are_refused_by_name(agent):
     with agent.client() as client:
-        for ask in (client.events, client.steps, client.log):
+        for request in (EventsRequest, StepsRequest, LogRequest):
             with pytest.raises(RefusedError, match="nope"):
-                ask("nope")
+                client.ask(request, "nope")
 
 
 def test_a_spot_notice_has_the_run_leave_and_its_withdrawal_takes_runs_again(run_config, tmp_path):
@@ -136,5 +139,5 @@ def test_a_spot_notice_has_the_run_leave_and_its_withdrawal_takes_runs_again(run
         notice.unlink()
         until(lambda: client.send("start-run", {"resume": run}).state == "applied", what="the resumed run")
         wait_for_step(client, view.step + 2)
-        said = [event.text for event in client.events(run, limit=500).events]
+        said = [event.text for event in events_of(client, run)]
         assert any("the run stops with a checkpoint and can be resumed" in text for text in said)

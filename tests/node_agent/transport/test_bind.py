@@ -57,7 +57,7 @@ async def test_without_an_address_it_serves_its_user_alone(tmp_path: Path) -> No
             assert stat.S_IMODE(files[0].parent.stat().st_mode) == 0o700
             with registered("box", agent.address):
                 async with Client() as client:
-                    assert (await client.facts()).node == "box"
+                    assert (await client.ask(m.FactsRequest)).node == "box"
                     heard = (item async for item in client.attach() if isinstance(item, m.Heartbeat))
                     assert (await anext(heard)).node == "box"
     finally:
@@ -90,7 +90,7 @@ async def test_sockets_whose_folder_goes_are_bound_again(tmp_path: Path) -> None
             await asyncio.sleep(0.05)
         assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
         async with Client(agent.address) as client:
-            assert (await client.facts()).node == "box"
+            assert (await client.ask(m.FactsRequest)).node == "box"
             heard = (item async for item in client.attach() if isinstance(item, m.Heartbeat))
             assert (await anext(heard)).node == "box"
 
@@ -146,7 +146,7 @@ async def test_what_is_there_is_never_taken_away(tmp_path: Path) -> None:
         with pytest.raises(InvalidInputError, match="in use, perhaps by another agent"):
             await Agent("other", agent.address, state_root=tmp_path).__aenter__()
         async with Client(agent.address) as client:
-            assert (await client.facts()).node == "box"
+            assert (await client.ask(m.FactsRequest)).node == "box"
 
 
 async def test_a_socket_left_by_a_killed_agent_is_no_obstacle(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ async def test_a_socket_left_by_a_killed_agent_is_no_obstacle(tmp_path: Path) ->
         left.bind(str(tmp_path / "box.sock"))
     agent = Agent("box", f"ipc://{tmp_path}/box.sock", state_root=tmp_path)
     async with running(agent), Client(f"ipc://{tmp_path}/box.sock") as client:
-        assert (await client.facts()).node == "box"
+        assert (await client.ask(m.FactsRequest)).node == "box"
 
 
 async def test_a_forwarded_socket_brings_live_messages_from_beside_it(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ async def test_an_ipv6_address_is_one_like_any_other(
         assert agent.address.startswith(f"tcp://[{host}]:")
         keys = Keyring(server_key=agent.public_key)
         async with Client(agent.address, keys=keys) as client:
-            assert (await client.facts()).node == "box"
+            assert (await client.ask(m.FactsRequest)).node == "box"
             heard = (item async for item in client.attach() if isinstance(item, m.Heartbeat))
             assert (await anext(heard)).node == "box"
 
@@ -229,7 +229,7 @@ async def test_what_is_there_instead_of_an_agent_is_named(greeting: bytes, says:
         address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with Client(address, keys=Keyring(), timeout_seconds=1.0) as client:
             with pytest.raises(TrainctlError, match=says):
-                await client.facts()
+                await client.ask(m.FactsRequest)
         for writer in held:
             writer.close()
 
@@ -241,4 +241,4 @@ async def test_an_agent_of_this_machine_that_hangs_is_named_with_its_process(tmp
         listener.listen()
         async with Client(f"ipc://{path}", timeout_seconds=0.5) as client:
             with pytest.raises(UnreachableError, match=rf"process {os.getpid()}, doesn't answer"):
-                await client.facts()
+                await client.ask(m.FactsRequest)

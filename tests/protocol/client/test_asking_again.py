@@ -41,10 +41,10 @@ async def test_asked_again_until_it_is_answered_or_its_time_is_up(agent: Agent, 
     answering = asyncio.create_task(lose_and_answer())
     async with c.Client(address, timeout_seconds=HANG_SECONDS if answered else 0.5) as client:
         if answered:
-            assert (await client.runs()).runs == ()
+            assert (await client.ask(m.RunsRequest)).runs == ()
         else:
             with pytest.raises(UnreachableError, match=r"within 0\.5 s"):
-                await client.runs()
+                await client.ask(m.RunsRequest)
     answering.cancel()
 
 

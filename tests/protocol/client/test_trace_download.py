@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,8 +28,8 @@ class Node:
     def __init__(self, content: bytes = CONTENT, lost_after: int = 10**9) -> None:
         self.content, self.lost_after, self.asked = content, lost_after, list[int]()
 
-    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
-        assert (run, node, file) == ("r", TRACE.node, TRACE.file)
+    async def ask(self, request: Any, run: str, node: str, file: str, offset_bytes: int) -> Any:
+        assert (request, run, node, file) == (m.TraceRequest, "r", TRACE.node, TRACE.file)
         if offset_bytes >= self.lost_after:
             raise UnreachableError("no answer")
         self.asked.append(offset_bytes)

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import typer
+from tests.asking import events_of
 from tests.cluster.in_process import BlockingAgent
 from tests.cluster.run_files import FOREVER
 from tests.tui.support import forked_calls
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent import cli as agent_program
+from trainctl.protocol.messages import RunsRequest
 from trainctl.tui.cli import main as program
 from trainctl.tui.cli.main import has_effect
 
@@ -174,10 +176,10 @@ def test_a_change_succeeds_wherever_its_answer_goes(
             for words, result in zip(group, call(tmp_path, group, **{stream: kind}), strict=True):
                 assert_plain(words, result)
                 assert result[0] == 0, (words, result)
-        events = client.events(run, limit=500).events
+        events = events_of(client, run)
         assert sum("it prints nowhere" in event.text for event in events) == 2
         assert any(event.undoes for event in events)
-        assert client.runs().runs[0].name == "renamed"
+        assert client.ask(RunsRequest).runs[0].name == "renamed"
 
 
 @ALL

@@ -123,10 +123,10 @@ def test_a_status_tells_of_waits_only_where_all_have_reported_one_step() -> None
 class EmptyLog:
     """An agent whose third rank has written nothing."""
 
-    async def snapshot(self, columns: int, run: str | None) -> m.Snapshot:
-        return snapshot(run_view(3))
+    async def ask(self, request: Any, *args: Any) -> m.Reply:
+        return snapshot(run_view(3)) if request is m.SnapshotRequest else await self.read(*args[:3])
 
-    async def log(self, run: str | None, rank: int, offset: int, limit: int) -> m.LogPart:
+    async def read(self, run: str | None, rank: int, offset: int) -> m.LogPart:
         return m.LogPart(rid="r", run="demo", rank=rank, offset_bytes=0, size_bytes=0, text="")
 
 
@@ -146,7 +146,7 @@ class ClusterLogs(EmptyLog):
         1: write(NOW - 5, "WARNING", "late") + "\n",
     }
 
-    async def log(self, run: str | None, rank: int, offset: int, limit: int) -> m.LogPart:
+    async def read(self, run: str | None, rank: int, offset: int) -> m.LogPart:
         if rank not in self.texts:
             raise RefusedError(f"rank: {rank} is on mlx-c: no answer")
         text = self.texts[rank]
@@ -190,7 +190,7 @@ class FileLog(EmptyLog):
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    async def log(self, run: str | None, rank: int, offset: int, limit: int) -> m.LogPart:
+    async def ask(self, request: Any, run: str | None, rank: int, offset: int, limit: int) -> m.LogPart:
         with self.file.open("rb") as stream:
             start, end, size, text = log_format.read_part(stream, offset, limit)
         return m.LogPart(rid="r", run=run, rank=rank, offset_bytes=start, size_bytes=size, text=text, end_bytes=end)
@@ -212,7 +212,7 @@ async def test_a_log_of_long_characters_is_the_file_byte_by_byte(
     assert (tail.offset_bytes, tail.end_bytes) == (len(whole) - len(tail.text.encode()), len(whole))
     for _ in range(200):
         offset, limit = picked.randrange(len(body)), picked.randrange(1, 20)
-        part = await client.log(None, 0, offset, limit)
+        part = await client.ask(m.LogRequest, None, 0, offset, limit)
         assert 0 <= part.offset_bytes - offset <= 3
         assert part.end_bytes > part.offset_bytes or part.end_bytes >= len(whole)
         assert "\ufffd" not in part.text or limit < 7 or part.end_bytes == len(body)

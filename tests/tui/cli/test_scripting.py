@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from tests.asking import run_of
 from tests.cluster.in_process import BlockingAgent, BlockingCluster
 from tests.cluster.run_files import FOREVER, RING, on
 from tests.cluster.waits import wait_for_step
@@ -53,7 +54,7 @@ class Studio:
 
     def shares(self) -> dict[str, int]:
         with self.lead.client() as client:
-            run = client.snapshot(0).run
+            run = run_of(client)
         assert run is not None
         return {rank.node: rank.share for rank in run.ranks}
 
@@ -71,7 +72,7 @@ def studio(tmp_path: Path, run_config: Any) -> Iterator[Studio]:
         contextlib.closing(BlockingCluster(tmp_path, NODES, keys=keys.__getitem__)) as cluster,
         cluster.client(NODES[0]) as client,
     ):
-        until(lambda: client.snapshot(0).peers[0].state == "connected", what="the other agent")
+        until(lambda: client.ask(m.SnapshotRequest, 0).peers[0].state == "connected", what="the other agent")
         whole = {"batch": {"global": SAMPLES, "micro": 4}, "nodes": on(*NODES), "group": RING}
         started = client.send("start-run", {"config": run_config(run__steps=FOREVER, **whole)})
         assert started.state == "applied" and started.run is not None, started.reason

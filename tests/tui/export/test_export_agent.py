@@ -14,6 +14,7 @@ from tests.tui.support.recorded import run_view
 
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.records.run_db import RunDb
+from trainctl.protocol.messages import HistoryRequest
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.tui.cli import main
 from trainctl.tui.export.mirror.run_source import AgentSource, DirectorySource, Evaluated
@@ -67,7 +68,7 @@ def check_metrics(agent: BlockingAgent, capfd: pytest.CaptureFixture[str]) -> No
     assert main.main(["export", "another", "--what", "metrics", "--connect", agent.address]) == 3
     assert capfd.readouterr().err.count("\n") == 1
     with agent.client() as client:
-        assert client.history("run-1", ()).own_metrics == (*sorted(own_values(50, 0)), "user:whole")
+        assert client.ask(HistoryRequest, "run-1", ()).own_metrics == (*sorted(own_values(50, 0)), "user:whole")
     assert len(local) == RANKS * ((METRICS - 1) * STEPS + sum(number % 50 == 0 for number in NUMBERS)) + STEPS
     assert through == local
     assert [row["rank"] for row in local[:2]] == ["", "0"]

@@ -9,6 +9,7 @@ from tests.tui.support.driving import body, until
 
 from trainctl.node_agent.simulate import scenario
 from trainctl.node_agent.simulate.simulation import Simulation
+from trainctl.protocol.messages import SnapshotRequest
 from trainctl.tui.replay.replay_app import GrowingSource, ReplayApp
 
 NODES = {"a": {"samples_per_second": 8.0}, "b": {"samples_per_second": 4.0}}
@@ -49,7 +50,7 @@ async def test_the_end_moves_on_with_the_record_until_the_run_has_ended(simulati
     assert len({event.id for event in source.events_known}) == len(source.events_known)
     source._advance(1.0)
     assert not source.is_growing
-    shown = await source.snapshot(0)
+    shown = await source.ask(SnapshotRequest, 0)
     assert shown.run is not None and (shown.run.state, shown.run.simulated) == ("finished", True)
     source.close()
 

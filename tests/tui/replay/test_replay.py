@@ -55,15 +55,15 @@ def source(directory: Path) -> Iterator[ReplaySource]:
 @pytest.mark.parametrize("step", [1, 99, 130])
 async def test_nothing_is_shown_that_came_later(source: ReplaySource, step: int) -> None:
     source.seek(step)
-    seen = await source.snapshot(120)
+    seen = await source.ask(m.SnapshotRequest, 120)
     assert seen.run.step == seen.last_step.step == step
     assert seen.run.state == "running"
     assert all((event.step or 0) <= step for event in seen.events)
     assert all(max(series.steps, default=0) <= step for series in seen.series)
     assert (seen.run.eval_step or 0) <= step
-    history = await source.history("demo-1", ("loss", "busy_seconds"), columns=400)
+    history = await source.ask(m.HistoryRequest, "demo-1", ("loss", "busy_seconds"), columns=400)
     assert {max(series.steps) for series in history.series} == {step}
-    assert all((event.step or 0) <= step for event in (await source.events()).events)
+    assert all((event.step or 0) <= step for event in (await source.ask(m.EventsRequest)).events)
 
 
 async def test_the_cost_is_that_of_the_step(directory: Path, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ async def test_the_cost_is_that_of_the_step(directory: Path, tmp_path: Path) -> 
         found = []
         for step in (last.step, last.step + 1, last.step + 2):
             source.seek(step)
-            seen = (await source.snapshot(0)).run
+            seen = (await source.ask(m.SnapshotRequest, 0)).run
             found.append(seen.cost)
     then = msgspec.structs.replace(cost, spent=4.0, at=last.committed_at, per_hour=2.0)
     assert found == [None, then, cost]
@@ -93,7 +93,7 @@ async def test_shares_are_those_of_the_step(source: ReplaySource) -> None:
     shares = []
     for step in (90, 130):
         source.seek(step)
-        seen = await source.snapshot(0)
+        seen = await source.ask(m.SnapshotRequest, 0)
         shares.append([(rank.share, rank.micro_batch) for rank in seen.run.ranks])
         assert [(part.samples, part.micro_batch) for part in seen.rank_steps] == shares[-1]
     assert shares[0] != shares[1]
@@ -114,7 +114,7 @@ async def test_a_follower_s_copy_has_every_rank(directory: Path, tmp_path: Path,
     source = ReplaySource(copy)
     for item in (source, whole):
         item.seek(step)
-    seen, expected = await source.snapshot(0), await whole.snapshot(0)
+    seen, expected = await source.ask(m.SnapshotRequest, 0), await whole.ask(m.SnapshotRequest, 0)
     source.close()
     whole.close()
     assert seen.run is not None and expected.run is not None
@@ -129,7 +129,7 @@ async def test_a_copy_of_another_name_is_the_run_that_it_was(directory: Path, tm
     shutil.copytree(directory, copy)
     with contextlib.closing(ReplaySource(copy)) as source:
         source.turn(Playhead(1, run_directory.STEPS, playing=False))
-        state = reducer.apply(md.ViewState(), await source.snapshot(40), 0.0)
+        state = reducer.apply(md.ViewState(), await source.ask(m.SnapshotRequest, 40), 0.0)
         source.turn(dataclasses.replace(source.head, playing=True, speed=16.0))
         while source.head.playing:
             for message in source._advance(0.25):
@@ -142,7 +142,7 @@ async def test_a_copy_of_another_name_is_the_run_that_it_was(directory: Path, tm
 
 
 async def test_played_through_it_gives_each_step_once(source: ReplaySource) -> None:
-    await source.snapshot(0)
+    await source.ask(m.SnapshotRequest, 0)
     source.turn(Playhead(source.head.first, source.head.last, speed=16.0))
     steps: list[int] = []
     events: list[int] = []
@@ -152,7 +152,7 @@ async def test_played_through_it_gives_each_step_once(source: ReplaySource) -> N
             events += [message.id] if isinstance(message, m.Event) else []
     assert steps == [step for step in range(2, run_directory.STEPS + 1) if not 100 <= step < 103]
     assert events == sorted(set(events))
-    seen = await source.snapshot(0)
+    seen = await source.ask(m.SnapshotRequest, 0)
     assert seen.run is not None and seen.run.state == "finished" and seen.events[-1].text.startswith("finished")
     assert events[-1] == seen.events[-1].id
 
@@ -161,7 +161,7 @@ async def test_it_takes_no_commands_and_knows_one_run(source: ReplaySource) -> N
     with pytest.raises(RefusedError, match="takes no commands"):
         await anext(source.command("pause", {}))
     with pytest.raises(RefusedError, match="no run"):
-        await source.snapshot(0, "other")
+        await source.ask(m.SnapshotRequest, 0, "other")
     assert [run.run for run in (await source.runs()).runs] == ["demo-1"]
     assert (await source.log("studio", "", 2)).text.startswith("rank 2")
 
@@ -332,13 +332,7 @@ async def test_picture(source: ReplaySource, columns: int, pictures: Pictures) -
     source.seek(112)
     app = ReplayApp(source, clock=StandingClock(datetime.UTC, source=source), theme="night", glyphs=UNICODE)
     app.address = "/runs/demo-1"
-    there = source.snapshot
-
-    async def snapshot(columns: int = 120, run: str | None = None) -> m.Snapshot:
-        found = await there(columns, run)
-        return msgspec.structs.replace(found, run=msgspec.structs.replace(found.run, directory="/runs/demo-1"))
-
-    source.snapshot = snapshot  # type: ignore[method-assign]
+    source._view = msgspec.structs.replace(source._view, directory="/runs/demo-1")
 
     async def arrived(pilot: Pilot[int]) -> None:
         await until(pilot, lambda: app.live.run is not None)

@@ -194,13 +194,13 @@ class SlowRecord(Recorded):
     slow = False
     waiting = 0
 
-    async def history(self, *args: Any, **options: Any) -> m.History:
+    async def history(self, asked: m.HistoryRequest) -> m.History:
         if self.refuses:
             raise UnreachableError("no answer from tcp://127.0.0.1:7474 within 5 s")
         if self.slow:
             self.waiting += 1
             await asyncio.Event().wait()
-        return await super().history(*args, **options)
+        return await super().history(asked)
 
 
 async def test_the_old_picture_stays_while_the_record_is_asked_and_where_it_fails() -> None:

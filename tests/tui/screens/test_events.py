@@ -1,7 +1,6 @@
 """Events chosen, opened, sorted, and undone by keys and mouse."""
 
 import dataclasses
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -113,9 +112,9 @@ async def test_old_effects_are_asked_of_the_record(monkeypatch: pytest.MonkeyPat
     data = SharesChanged({"studio": 20, "mbp": 5}, {"studio": 16, "mbp": 9})
     applied = {"step": 9_000, "verb": "rebalance", "outcome": "applied", "command": "z"}
 
-    async def events(run: str, **options: Any) -> m.Events:
-        old = m.Event(id=9, at=NOW - 12000, severity="info", by="anna", data=data, run=run, **applied)
-        return m.Events(rid="r", run=run, events=(old,), more=False)
+    def events(asked: m.EventsRequest) -> m.Events:
+        old = m.Event(id=9, at=NOW - 12000, severity="info", by="anna", data=data, run=asked.run, **applied)
+        return m.Events(rid="r", run=asked.run, events=(old,), more=False)
 
     monkeypatch.setattr(source, "events", events)
 

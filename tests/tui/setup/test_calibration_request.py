@@ -20,7 +20,7 @@ class Node:
         self.looks, self.problem, self.reached, self.asked = looks, problem, 0, Counter()
         self.seen, self.cancelled, self.others = [], False, None
 
-    async def calibration(self, id, config, lead, *, beside, stage, cancel):
+    async def ask(self, request, id, config, lead, *, beside, stage, cancel):
         self.asked[stage] += 1
         self.seen.append((stage, self.others() if self.others else None))
         self.cancelled, self.reached = self.cancelled or cancel, max(self.reached, stage)
@@ -66,11 +66,11 @@ class Silent(Node):
         super().__init__()
         self.error, self.left = error, unanswered
 
-    async def calibration(self, *asked, **options):
+    async def ask(self, *asked, **options):
         self.left -= 1
         if self.left >= 0:
             raise self.error
-        return await super().calibration(*asked, **options)
+        return await super().ask(*asked, **options)
 
 
 @pytest.mark.parametrize(

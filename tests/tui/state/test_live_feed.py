@@ -20,9 +20,9 @@ GUEST = msgspec.structs.replace(run_view(4, run="ppo-7"), step=7000, kind="guest
 class TwoRuns(Recorded):
     """An agent with a hosted run and a guest."""
 
-    async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
-        if run != GUEST.run:
-            raise RefusedError(f"no run {run!r} here")
+    def snapshot(self, asked: m.SnapshotRequest) -> m.Snapshot:
+        if asked.run != GUEST.run:
+            raise RefusedError(f"no run {asked.run!r} here")
         return snapshot(GUEST)
 
 

@@ -1,7 +1,5 @@
 """What an agent shows of a run that says little of itself: a guest's."""
 
-from typing import Any
-
 import msgspec
 from tests.tui.support.recorded import Message, Recorded, run_view, under_way
 
@@ -53,5 +51,5 @@ class GuestSource(Recorded):
     def __init__(self) -> None:
         super().__init__([of_guest(message) for message in under_way(run_view(3))])
 
-    async def history(self, run: str, metrics: tuple[str, ...], *args: Any, **options: Any) -> m.History:
+    async def history(self, asked: m.HistoryRequest) -> m.History:
         return m.History(rid="r", series=())

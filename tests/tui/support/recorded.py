@@ -466,6 +466,8 @@ class Recorded:
     `replies` gives, for a command's verb, what an agent would answer in order; the default is accepted, then applied.
     """
 
+    by = "me"
+
     def __init__(self, messages: Sequence[Message], runs: tuple[m.RunSummary, ...] = RUNS) -> None:
         self.messages = list(messages)
         self.known_runs = runs
@@ -514,72 +516,70 @@ class Recorded:
                 await self.gate.wait()
             yield m.CommandReply(rid="r", id="00000000-0000-0000-0000-000000000000", **reply)
 
-    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> m.Viewers:
-        return m.Viewers(rid="r", viewers=self.viewers)
-
     @property
     def lead(self) -> "Recorded":
         return self
 
-    async def snapshot(self, columns: int = 120, run: str | None = None) -> m.Snapshot:
-        if run == RUNS[1].run:
-            return snapshot(run_view(4, "stopped", 18_240, 60_000, run=run, reason="stopped by anna"))
-        raise RefusedError(f"no run {run!r} here")
+    async def ask(self, request: Callable[..., m.Request[Any]], *args: Any, **fields: Any) -> Any:
+        """Answer as the agent that conducts; methods by the request's tag stand in for single answers."""
+        asked: Any = request("r", *args, **fields)
+        match asked:
+            case m.SnapshotRequest():
+                return self.snapshot(asked)
+            case m.HistoryRequest():
+                return await self.history(asked)
+            case m.EventsRequest():
+                return self.events(asked)
+            case m.AttendRequest():
+                return m.Viewers(rid="r", viewers=self.viewers)
+            case m.WorksRequest():
+                return m.Works(rid="r", works=self.known_works)
+            case m.SamplesRequest():
+                return m.Samples(rid="r", run=asked.run, samples=self.known_samples, last_row=0, more=False)
+            case m.PairsRequest():
+                return m.Pairs(rid="r", run=asked.run, evaluations=self.known_pairs)
+            case m.TracesRequest():
+                return m.Traces(rid="r", run=asked.run, profiles=self.known_step_profiles)
+            case m.TraceRequest():
+                data = self.known_traces[asked.node, asked.file]
+                part = data[asked.offset_bytes : asked.offset_bytes + m.TRACE_PART_BYTES]
+                return m.TracePart(rid="r", offset_bytes=asked.offset_bytes, size_bytes=len(data), data=part)
+            case m.PoliciesRequest() if self.known_policies is None:
+                raise RefusedError(f"run: {asked.run} isn't active: its policies see nothing until it is resumed")
+            case m.PoliciesRequest():
+                return self.known_policies
+            case m.DiagnosisRequest() if self.known_diagnosis is None:
+                raise UnreachableError("no answer from studio within 3 s")
+            case m.DiagnosisRequest():
+                return self.known_diagnosis
+        raise AssertionError(f"nothing is recorded for {asked}")
 
-    async def history(
-        self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> m.History:
-        self.asked.append(m.HistoryRequest("r", run, metrics, first_step, last_step, columns))
+    def snapshot(self, asked: m.SnapshotRequest) -> m.Snapshot:
+        if asked.run == RUNS[1].run:
+            return snapshot(run_view(4, "stopped", 18_240, 60_000, run=asked.run, reason="stopped by anna"))
+        raise RefusedError(f"no run {asked.run!r} here")
+
+    async def history(self, asked: m.HistoryRequest) -> m.History:
+        self.asked.append(asked)
         view = next(item.run for item in self.messages if isinstance(item, m.Snapshot))
-        if view is None or run != view.run:
-            view = (await self.snapshot(0, run)).run
+        if view is None or asked.run != view.run:
+            view = self.snapshot(m.SnapshotRequest("r", 0, asked.run)).run
         assert view is not None
-        laps = tuple(item for item in lap_series(view, first_step) if item.metric in metrics)
-        found = (*history_of(view, metrics, first_step, last_step, columns), *laps)
-        if "compile_seconds" in metrics:
-            found += compile_series(view, first_step, last_step or view.step, columns)
-        return m.History(rid="r", series=found)
+        laps = tuple(item for item in lap_series(view, asked.first_step) if item.metric in asked.metrics)
+        series = history_of(view, asked.metrics, asked.first_step, asked.last_step, asked.columns)
+        if "compile_seconds" in asked.metrics:
+            laps += compile_series(view, asked.first_step, asked.last_step or view.step, asked.columns)
+        return m.History(rid="r", series=(*series, *laps))
+
+    def events(self, asked: m.EventsRequest) -> m.Events:
+        view = next((item.run for item in self.messages if isinstance(item, m.Snapshot)), None)
+        return m.Events(rid="r", run=asked.run, events=events(view) if view else (), more=False)
 
     async def runs(self) -> m.Runs:
         return m.Runs(rid="r", runs=self.known_runs)
 
-    async def works(self) -> m.Works:
-        return m.Works(rid="r", works=self.known_works)
-
-    async def events(
-        self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
-    ) -> m.Events:
-        view = next((item.run for item in self.messages if isinstance(item, m.Snapshot)), None)
-        return m.Events(rid="r", run=run, events=events(view) if view else (), more=False)
-
-    async def samples(
-        self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
-    ) -> m.Samples:
-        return m.Samples(rid="r", run=run, samples=self.known_samples, last_row=0, more=False)
-
-    async def pairs(self, run: str | None = None, limit: int = 20) -> m.Pairs:
-        return m.Pairs(rid="r", run=run, evaluations=self.known_pairs)
-
     async def follow_run(self, run: str) -> bool:
         return False
-
-    async def traces(self, run: str | None = None) -> m.Traces:
-        return m.Traces(rid="r", run=run, profiles=self.known_step_profiles)
-
-    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> m.TracePart:
-        data = self.known_traces[node, file]
-        part = data[offset_bytes : offset_bytes + m.TRACE_PART_BYTES]
-        return m.TracePart(rid="r", offset_bytes=offset_bytes, size_bytes=len(data), data=part)
-
-    async def policies(self, run: str | None = None) -> m.Policies:
-        if self.known_policies is None:
-            raise RefusedError(f"run: {run} isn't active: its policies see nothing until it is resumed")
-        return self.known_policies
-
-    async def diagnosis(self, run: str | None = None) -> m.DiagnosisReply:
-        if self.known_diagnosis is None:
-            raise UnreachableError("no answer from studio within 3 s")
-        return self.known_diagnosis
 
     async def profiles(self, node: str) -> m.Profiles:
         return m.Profiles(rid="r", profiles=self.known_profiles.get(node, ()))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.asking import run_of
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.client.blocking import BlockingClient
@@ -41,7 +42,7 @@ def simulated_cluster(folder: Path, nodes: int, steps: int, *options: str) -> It
             config = simulated.run_config(session, [*simulated.nodes(nodes)], steps)
             with BlockingClient(bound["listen"], by="tester", timeout_seconds=HANG_SECONDS) as client:
                 reply = client.send("start-run", {"config": config}, wait="accepted")
-                view = client.snapshot(0).run
+                view = run_of(client)
             assert view is not None, reply
             yield SimulatedCluster(bound["listen"], bound.get("metrics"), process.pid, view.run, Path(view.directory))
         finally:

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import secrets
 import socket
-import uuid
 from collections.abc import Callable
 from typing import Final
 
@@ -47,15 +46,12 @@ class LinkMeter:
         keys = own.authenticator.keyring if own.authenticator is not None else None
         token = secrets.token_hex(16)
         async with Client(address, timeout_seconds=ANSWER_SECONDS, keys=keys, context=own.zmq_context) as client:
-            port = (await client.ask(self._request(token), LinkReply)).port
+            port = (await client.ask(LinkRequest, own.node, token)).port
             received, trip = await asyncio.to_thread(_called, addresses.host(address), port, token)
-            sent = (await client.ask(self._request(token), LinkReply)).bytes_per_second
+            sent = (await client.ask(LinkRequest, own.node, token)).bytes_per_second
         if sent is None:
             raise RefusedError(f"the exchange with {peer} broke off")
         return LinkRate(peer, sent, received, trip)
-
-    def _request(self, token: str) -> LinkRequest:
-        return LinkRequest(rid=uuid.uuid4().hex, node=self._context.node, token=token)
 
     # ------------------------------------------------------------ the side that is asked
 

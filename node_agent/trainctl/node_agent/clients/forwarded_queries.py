@@ -55,7 +55,7 @@ def _read_trace(request: m.TraceRequest, directory: Path) -> m.TracePart:
 
 async def _trace_elsewhere(request: m.TraceRequest, source: QuerySource) -> m.TracePart:
     def read(client: Client) -> Awaitable[m.TracePart]:
-        return client.trace_part(request.run, request.node, request.file, request.offset_bytes)
+        return client.ask(m.TraceRequest, request.run, request.node, request.file, request.offset_bytes)
 
     def refused(error: TrainctlError) -> InvalidInputError:
         return InvalidInputError("node", f"{request.node}: {error}")
@@ -85,7 +85,7 @@ async def policies(request: m.PoliciesRequest, source: QuerySource) -> m.Policie
 async def _policies_elsewhere(request: m.PoliciesRequest, view: m.RunView, source: QuerySource) -> m.Policies:
     if view.kind != "hosted":
         raise InvalidInputError("run", f"{view.run} is trained by another program: it has no policies")
-    return await _ask_lead(view, request.rid, source, lambda client: client.policies(view.run))
+    return await _ask_lead(view, request.rid, source, lambda client: client.ask(m.PoliciesRequest, view.run))
 
 
 async def _ask_lead(view: m.RunView, rid: str, source: QuerySource, question: Callable[[Client], Awaitable[R]]) -> R:
@@ -120,7 +120,7 @@ async def diagnosis(request: m.DiagnosisRequest, source: QuerySource) -> m.Diagn
     facts = source.live_facts(paths.directory) if request.last_step is None else None
     is_led_elsewhere = live is not None and live.view.kind == "hosted" and facts is None
     if live is not None and is_led_elsewhere and request.last_step is None:
-        return await _ask_lead(live.view, request.rid, source, lambda client: client.diagnosis(run))
+        return await _ask_lead(live.view, request.rid, source, lambda client: client.ask(m.DiagnosisRequest, run))
     at = source.now() if facts is not None else None
 
     def read(reader: RecordReader) -> m.Diagnosis:
@@ -152,7 +152,7 @@ async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, source: QuerySo
     """From the agent of the node that hosts the rank, or that knows which one does."""
 
     def read(client: Client) -> Awaitable[m.LogPart]:
-        return client.log(request.run, request.rank, request.offset_bytes, request.limit_bytes)
+        return client.ask(m.LogRequest, request.run, request.rank, request.offset_bytes, request.limit_bytes)
 
     def refused(error: TrainctlError) -> InvalidInputError:
         problem = f"{request.rank} is on {node}: {error}" if node else str(error).removeprefix("rank: ")

@@ -35,7 +35,7 @@ async def _view_from_lead(known: m.RunView, source: QuerySource) -> m.RunView:
     if reached is not None:
         try:
             async with Client(reached, timeout_seconds=ANSWER_SECONDS, keys=source.keys) as client:
-                told = (await client.snapshot(0, known.run)).run
+                told = (await client.ask(m.SnapshotRequest, 0, known.run)).run
         except TrainctlError:
             told = None
         if told is not None:
@@ -66,7 +66,7 @@ async def _runs_of(node: str, source: QuerySource) -> dict[str, m.RunSummary]:
         return {}
     try:
         async with Client(address, timeout_seconds=ANSWER_SECONDS, keys=source.keys) as client:
-            return {row.run: row for row in (await client.runs()).runs}
+            return {row.run: row for row in (await client.ask(m.RunsRequest)).runs}
     except TrainctlError:
         return {}
 

@@ -120,7 +120,7 @@ class WorkLead:
             return own
         try:
             async with self._client(address) as client:
-                told = (await client.works(led=True)).works
+                told = (await client.ask(m.WorksRequest, led=True)).works
         except TrainctlError:
             return own
         return *own, *(one for one in told if one.view.work == order.work)
@@ -292,7 +292,7 @@ class WorkLead:
         if address is None:
             return "not in the cluster file"
         async with self._client(address) as client:
-            field, said, problem = (await client.ask(order, m.WorkHosted)).problem.rpartition(": ")
+            field, said, problem = (await client.reply_to(order)).problem.rpartition(": ")
             return f"{field}{said}{run_file.with_remedy(problem, field, name)}"
 
     def _client(self, address: str) -> Client:

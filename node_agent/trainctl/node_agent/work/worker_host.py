@@ -143,7 +143,7 @@ class WorkerHost:
             shared = self._context.zmq_context
             async with Client(address, timeout_seconds=ASK_SECONDS, keys=keys, context=shared) as client:
                 folder = received_names.below(paths.directory, "checkpoint")
-                ask = _asking(client)
+                ask: AskLead = client.reply_to
                 await self._fetch(order, folder, client, ask)
                 if await self._run(order, config, paths, folder, ask):
                     await asyncio.to_thread(shutil.rmtree, paths.directory, ignore_errors=True)
@@ -160,8 +160,8 @@ class WorkerHost:
         """Copy the checkpoint from the lead, which hears every second that this node is at it."""
 
         async def read(name: str, offset: int) -> bytes:
-            request = m.WorkFileRequest(rid=_rid(), work=order.work, name=name, offset_bytes=offset)
-            return (await client.ask(request, m.WorkFilePart)).data
+            part = await client.ask(m.WorkFileRequest, work=order.work, name=name, offset_bytes=offset)
+            return part.data
 
         copying = asyncio.create_task(copy(order.files, folder, order.checkpoint, order.run, read))
         try:
@@ -245,13 +245,6 @@ class WorkerHost:
             if self._context.supervisor.find(paths, RANK) is None:
                 return
             await asyncio.sleep(IDLE_SECONDS)
-
-
-def _asking(client: Client) -> AskLead:
-    async def ask(request: m.SliceRequest) -> m.SliceReply:
-        return await client.ask(request, m.SliceReply)
-
-    return ask
 
 
 def _write_run_file(paths: RunPaths, config: RunFile) -> None:

@@ -1,4 +1,4 @@
-"""The same client for scripts without an event loop.
+"""The same client for scripts without an event loop of their own, and for notebooks, which have one.
 
 with BlockingClient() as client:
     print(client.send("checkpoint", {}).step)
@@ -7,72 +7,76 @@ with BlockingClient() as client:
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
-from trainctl.protocol.messages import CommandReply, Heartbeat, Live, Snapshot
+from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Attached, Client
+from trainctl.protocol.messages import CommandReply, Reply, Request
 from trainctl.protocol.security.keyring import Keyring
 
 T = TypeVar("T")
 P = ParamSpec("P")
+R = TypeVar("R", bound=Reply)
 
 
 def _blocking(
-    ask: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]],
+    method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]],
 ) -> "Callable[Concatenate[BlockingClient, P], T]":
-    """A method of `Client` that is waited for."""
-
-    @functools.wraps(ask)
+    @functools.wraps(method)
     def wait(self: "BlockingClient", /, *args: P.args, **options: P.kwargs) -> T:
-        return self._run(ask(self._client, *args, **options))
+        return self._run(method(self._client, *args, **options))
 
     return wait
 
 
 class BlockingClient:
-    """`Client` driven by an event loop of its own, which runs only inside the calls. Belongs to one thread."""
+    """`Client` driven by an event loop in a thread of its own. Its calls wait; one thread at a time may make them."""
 
     def __init__(
-        self, address: str | None = None, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        self,
+        address: str | None = None,
+        *,
+        by: str | None = None,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         keys: Keyring | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take the arguments of `Client`."""
         self._client = Client(address, by=by, timeout_seconds=timeout_seconds, keys=keys)
+        self._undo = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
-        self._runner = asyncio.Runner()
+    def connect(self) -> Self:
+        """Open the connection, as `with` does. Raises what `Client.connect` raises."""
         with contextlib.ExitStack() as undo:
-            undo.callback(self._runner.close)
-            self._run(self._client.__aenter__())
-            undo.pop_all()
+            self._loop = asyncio.new_event_loop()
+            undo.callback(self._loop.close)
+            thread = threading.Thread(target=self._loop.run_forever, name="trainctl-client", daemon=True)
+            thread.start()
+            undo.callback(thread.join)
+            undo.callback(self._loop.call_soon_threadsafe, self._loop.stop)
+            undo.callback(lambda: self._run(self._loop.shutdown_asyncgens()))
+            self._run(self._client.connect())
+            undo.callback(lambda: self._run(self._client.close()))
+            self._undo = undo.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._run(self._client.__aexit__(*error))
-        self._runner.close()
+    def close(self) -> None:
+        """Close the connection and end the thread. Requests without a reply stay without one."""
+        self._undo.close()
 
-    snapshot = _blocking(Client.snapshot)
-    history = _blocking(Client.history)
-    runs = _blocking(Client.runs)
-    works = _blocking(Client.works)
-    events = _blocking(Client.events)
-    steps = _blocking(Client.steps)
-    hosts = _blocking(Client.hosts)
-    samples = _blocking(Client.samples)
-    traces = _blocking(Client.traces)
-    trace_part = _blocking(Client.trace_part)
-    pairs = _blocking(Client.pairs)
-    policies = _blocking(Client.policies)
-    diagnosis = _blocking(Client.diagnosis)
-    log = _blocking(Client.log)
-    facts = _blocking(Client.facts)
-    digests = _blocking(Client.digests)
-    disk = _blocking(Client.disk)
-    audit = _blocking(Client.audit)
+    def __enter__(self) -> Self:
+        return self.connect()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     attach_run = _blocking(Client.attach_run)
     run_steps = _blocking(Client.run_steps)
     end_run = _blocking(Client.end_run)
+
+    def ask(self, request: Callable[Concatenate[str, P], Request[R]], /, *args: P.args, **fields: P.kwargs) -> R:
+        """Return the reply to a request, as `Client.ask` does: `ask(EventsRequest, run, newest=True)`."""
+        return self._run(self._client.ask(request, *args, **fields))
 
     def send(self, verb: str, args: dict[str, Any], **options: Any) -> CommandReply:
         """Send a command as `Client.send` does and return the last reply. Raises ExpiredError, UnreachableError,
@@ -83,27 +87,28 @@ class BlockingClient:
         """Send a command and yield its replies, as `Client.command` does."""
         return self._iterate(self._client.command(verb, args, **options))
 
-    def attach(self, columns: int = 120, run: str | None = None) -> Iterator[Snapshot | Live | Heartbeat | Connection]:
+    def attach(self, columns: int = 120, run: str | None = None) -> Iterator[Attached]:
         """Yield a snapshot and the live messages after it, as `Client.attach` does."""
         return self._iterate(self._client.attach(columns, run))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(work)
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result()
+        finally:
+            running.cancel()  # where the wait was interrupted
 
     def _iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        async def next_item() -> T:
+            return await anext(items)
+
+        async def close() -> None:
+            if isinstance(items, AsyncGenerator):
+                await items.aclose()
+
         try:
-            while True:
-                try:
-                    yield self._run(_next(items))
-                except StopAsyncIteration:
-                    return
+            with contextlib.suppress(StopAsyncIteration):
+                while True:
+                    yield self._run(next_item())
         finally:
-            self._run(_close(items))
-
-
-async def _next(items: AsyncIterator[T]) -> T:
-    return await anext(items)
-
-
-async def _close(items: Any) -> None:
-    await items.aclose()
+            self._run(close())

@@ -10,18 +10,16 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, Literal, Self
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import zmq
 import zmq.asyncio
 
 from trainctl.protocol.client import local_agents
-from trainctl.protocol.client.attached_runs import AttachedRuns, R
 from trainctl.protocol.client.live_queue import LiveQueue
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.names import user_name
-from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import (
     ExpiredError,
     InvalidInputError,
@@ -36,61 +34,24 @@ from trainctl.protocol.errors import (
 from trainctl.protocol.messages import (
     FINAL_COMMAND_STATES,
     AgentReply,
-    AttendRequest,
-    Audit,
-    AuditRequest,
-    CalibrateRequest,
-    Calibration,
+    AttachRun,
     Command,
     CommandReply,
-    DiagnosisReply,
-    DiagnosisRequest,
-    Digests,
-    DigestsRequest,
-    Disk,
-    DiskRequest,
-    EditRun,
-    Events,
-    EventsRequest,
-    Facts,
-    FactsRequest,
-    GapFill,
+    EndRun,
     GapRequest,
+    GuestRank,
+    GuestStep,
     Heartbeat,
-    History,
-    HistoryRequest,
-    HookTest,
-    HookTestRequest,
-    Hosts,
-    HostsRequest,
     Live,
-    LogPart,
-    LogRequest,
     NodeView,
-    Pairs,
-    PairsRequest,
-    Policies,
-    PoliciesRequest,
-    Profiles,
-    ProfilesRequest,
     Refusal,
+    Reply,
     Request,
-    RunEdited,
-    Runs,
-    RunsRequest,
-    Samples,
-    SamplesRequest,
+    RunKept,
+    RunSteps,
     Snapshot,
     SnapshotRequest,
-    Steps,
-    StepsRequest,
-    TracePart,
-    TraceRequest,
-    Traces,
-    TracesRequest,
-    Viewers,
-    Works,
-    WorksRequest,
+    reply_type,
 )
 from trainctl.protocol.messages.verbs import VERBS
 from trainctl.protocol.security.keyring import Keyring, current
@@ -109,8 +70,15 @@ AGAIN_SECONDS = 6.0
 SILENT_AFTER_SECONDS = 3.5
 """Seconds without a message after which an agent counts as silent; its heartbeats come at 1 Hz."""
 REFUSED_PAUSE_SECONDS = 1.0
+STEPS_BYTES = codec.CONTROL_FRAME_BYTES * 3 // 4
+"""Bytes of steps in one request, about; it stays below the largest frame that an agent accepts."""
+STEPS_AT_ONCE = 500
+"""Most steps in one request."""
 GAP_PAGE = 400
 """Most live messages fetched by one gap request."""
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=Reply)
 
 _REFUSALS: dict[str, type[TrainctlError]] = {"version": VersionError, "not-authorised": NotAuthorisedError}
 
@@ -145,7 +113,7 @@ def make_command(
     )  # fmt: skip
 
 
-class Client(AttachedRuns):
+class Client:
     """One agent, over one DEALER socket (and a SUB socket while attached). Belongs to one event loop."""
 
     def __init__(
@@ -162,8 +130,9 @@ class Client(AttachedRuns):
         self._shared = context
         self._waiting: dict[str, asyncio.Queue[AgentReply | TrainctlError]] = {}
 
-    async def __aenter__(self) -> Self:
-        """Raise InvalidInputError for an agent whose key isn't known, and for a lack of own keys."""
+    async def connect(self) -> Self:
+        """Open the connection, as `async with` does. Raises InvalidInputError for an agent whose key isn't known, and
+        for a lack of own keys."""
         if self.address.startswith("tcp:") and addresses.is_near(self.address):
             for agent in (agent for cluster in local_agents.running() for agent in cluster):
                 if agent.address == self.address:
@@ -179,7 +148,14 @@ class Client(AttachedRuns):
         self._watch.start()
         return self
 
+    async def __aenter__(self) -> Self:
+        return await self.connect()
+
     async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection. Requests without a reply stay without one."""
         await end_tasks([self._receiver])
         await self._watch.close()
         self._socket.close(linger=0)
@@ -194,126 +170,20 @@ class Client(AttachedRuns):
 
     # ------------------------------------------------------------ requests
 
-    async def snapshot(self, columns: int = 120, run: str | None = None) -> Snapshot:
-        """State and history of the run (default: the active one, or the newest), `columns` buckets a series."""
-        snapshot = await self.ask(SnapshotRequest(rid=_rid(), columns=columns, run=run), Snapshot)
-        self._learn({peer.address: peer.key for peer in snapshot.peers})
-        return snapshot
+    async def ask(self, request: Callable[Concatenate[str, P], Request[R]], /, *args: P.args, **fields: P.kwargs) -> R:
+        """Return the reply to a request, such as `ask(run, newest=True)`: its type, then its fields but
+        for the id. It may be sent again, as it or its reply may be lost with a line.
 
-    async def history(
-        self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> History:
-        """Series of `messages.METRICS` between two steps, at most `columns` buckets each."""
-        request = HistoryRequest(
-            rid=_rid(), run=run, metrics=metrics, first_step=first_step, last_step=last_step, columns=columns
-        )
-        return await self.ask(request, History)
+        Raises RefusedError, NotAuthorisedError, VersionError or ProtocolError for what the agent says, UnreachableError
+        if it says nothing, and InvalidInputError for a request that is too large."""
+        return await self.reply_to(request(uuid.uuid4().hex, *args, **fields))
 
-    async def runs(self) -> Runs:
-        """The runs the agent knows, newest first."""
-        return await self.ask(RunsRequest(rid=_rid()), Runs)
-
-    async def works(self, *, led: bool = False) -> Works:
-        """The separate work that the agent's node leads or takes part in; `led`: only what it leads."""
-        return await self.ask(WorksRequest(rid=_rid(), led=led), Works)
-
-    async def facts(self) -> Facts:
-        """Return the facts of the agent's machine and installation."""
-        return await self.ask(FactsRequest(rid=_rid()), Facts)
-
-    async def digests(self, what: Literal["model", "data"], path: str, kind: DataKind = "text") -> Digests:
-        """Return the digests of a model's folder or of data on the agent's machine; `timeout_seconds` must allow for
-        reading them."""
-        return await self.ask(DigestsRequest(rid=_rid(), what=what, path=path, kind=kind), Digests)
-
-    async def disk(self, folder: str = "") -> Disk:
-        """Return how fast the disk of a folder on the agent's machine is, by default that of its own token caches."""
-        return await self.ask(DiskRequest(rid=_rid(), folder=folder), Disk)
-
-    async def calibration(
-        self, id: str, config: dict[str, Any], lead: str | None = None, *, beside: tuple[str, ...] = (), stage: int = 0,
-        cancel: bool = False,
-    ) -> Calibration:  # fmt: skip
-        """Begin a calibration of the agent's node under an ID of one's own, or get its state. `lead`: the node to which
-        the link is measured too. `beside`: nodes of the machine that are calibrated at the same time, with the last
-        `stage` that may begin."""
-        request = CalibrateRequest(
-            rid=_rid(), calibration=id, config=config, lead=lead, beside=beside, stage=stage, cancel=cancel
-        )
-        return await self.ask(request, Calibration)
-
-    async def profiles(self, limit: int = 16) -> Profiles:
-        """The stored profiles of the agent's node, newest first."""
-        return await self.ask(ProfilesRequest(rid=_rid(), limit=limit), Profiles)
-
-    async def events(self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False) -> Events:
-        """A page of a run's events, oldest first; `newest` gives the last `limit`."""
-        return await self.ask(EventsRequest(rid=_rid(), run=run, after_id=after_id, limit=limit, newest=newest), Events)
-
-    async def steps(self, run: str | None = None, after_step: int = 0, limit: int = 500) -> Steps:
-        """A page of committed steps, oldest first."""
-        return await self.ask(StepsRequest(rid=_rid(), run=run, after_step=after_step, limit=limit), Steps)
-
-    async def hosts(self, run: str | None = None, after_row: int = 0, limit: int = 100) -> Hosts:
-        """A page of readings of a run's machines, as they came; `last_row` of it begins the next."""
-        return await self.ask(HostsRequest(rid=_rid(), run=run, after_row=after_row, limit=limit), Hosts)
-
-    async def log(
-        self, run: str | None = None, rank: int = 0, offset_bytes: int = -65536, limit_bytes: int = 65536
-    ) -> LogPart:
-        """Part of a trainer's log; a negative offset counts from the end."""
-        request = LogRequest(rid=_rid(), run=run, rank=rank, offset_bytes=offset_bytes, limit_bytes=limit_bytes)
-        return await self.ask(request, LogPart)
-
-    async def samples(
-        self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
-    ) -> Samples:
-        """A page of the model's answers, oldest first."""
-        request = SamplesRequest(rid=_rid(), run=run, after_row=after_row, limit=limit, newest=newest)
-        return await self.ask(request, Samples)
-
-    async def traces(self, run: str | None = None, limit: int = 64) -> Traces:
-        """The newest profiles of a run's steps, one event for each rank's, oldest first."""
-        return await self.ask(TracesRequest(rid=_rid(), run=run, limit=limit), Traces)
-
-    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> TracePart:
-        """Part of a profile's trace, from the node that has it; at most TRACE_PART_BYTES."""
-        request = TraceRequest(rid=_rid(), run=run, node=node, file=file, offset_bytes=offset_bytes)
-        return await self.ask(request, TracePart)
-
-    async def pairs(self, run: str | None = None, limit: int = 20) -> Pairs:
-        """The held-out pairs of the newest evaluations, oldest first."""
-        return await self.ask(PairsRequest(rid=_rid(), run=run, limit=limit), Pairs)
-
-    async def policies(self, run: str | None = None) -> Policies:
-        """Return what the policies of an active run see and would do next, and their newest commands."""
-        return await self.ask(PoliciesRequest(rid=_rid(), run=run), Policies)
-
-    async def diagnosis(self, run: str | None = None, last_step: int | None = None) -> DiagnosisReply:
-        """Return why a run is slow or stuck, now or at `last_step`; the newest run if none is active."""
-        request = DiagnosisRequest(rid=_rid(), run=run, last_step=last_step)
-        return await self.ask(request, DiagnosisReply)
-
-    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> Viewers:
-        """Who else is attached; with `viewer`, an id of one's own, one counts as attached for the next 20 s."""
-        request = AttendRequest(rid=_rid(), viewer=viewer, by=self.by[:64], read_only=read_only, leaving=leaving)
-        return await self.ask(request, Viewers)
-
-    async def audit(self, limit: int = 100) -> Audit:
-        """Who was refused what, newest first. Raises NotAuthorisedError for any but an operator."""
-        return await self.ask(AuditRequest(rid=_rid(), limit=limit), Audit)
-
-    async def test_hooks(self) -> HookTest:
-        """Have the agent call each of its alert hooks once, and return how that went."""
-        return await self.ask(HookTestRequest(rid=_rid()), HookTest)
-
-    async def rename_run(self, run: str, name: str) -> None:
-        """Give a run another name on the agent's node."""
-        await self.ask(EditRun(rid=_rid(), run=run, name=name), RunEdited)
-
-    async def remove_run(self, run: str) -> int:
-        """Remove a run that has ended from the agent's node, and return the space on the disk that was freed."""
-        return (await self.ask(EditRun(rid=_rid(), run=run), RunEdited)).freed_bytes
+    async def reply_to(self, request: Request[R]) -> R:
+        """Return the reply to a request that has its id; otherwise as `ask`."""
+        reply = check_reply(await self._exchange(request), reply_type(type(request)))
+        if isinstance(reply, Snapshot):
+            self._learn({peer.address: peer.key for peer in reply.peers})
+        return reply
 
     async def command(self, verb: str, args: dict[str, Any], **options: Any) -> AsyncIterator[CommandReply]:
         """Send a command; yields its first reply and, if that was `accepted`, the one it ends with.
@@ -383,6 +253,56 @@ class Client(AttachedRuns):
         assert reply is not None
         return reply
 
+    # ------------------------------------------------------------ runs that this program trains
+
+    async def attach_run(
+        self,
+        run: str,
+        name: str,
+        ranks: Sequence[GuestRank] = (GuestRank(0),),
+        *,
+        kind: Literal["guest", "exec"] = "guest",
+        steps: int | None = None,
+        started_at: float | None = None,
+        after_step: int | None = None,
+        weight_unit: str = "tokens",
+        loss_unit: str = "nats per token",
+    ) -> RunKept:
+        """Have the agent show and record a run. `run` is an id of this program's choice: under the same id the run is
+        continued, after its newest recorded step or `after_step`, above which steps are then retracted.
+
+        Raises RefusedError if the id is that of a run that the agent trains itself, if too many are attached, or while
+        the agent's node is being calibrated.
+        """
+        return await self.ask(
+            AttachRun,
+            run=run,
+            name=name,
+            started_at=time.time() if started_at is None else started_at,
+            ranks=tuple(ranks),
+            kind=kind,
+            steps=steps,
+            weight_unit=weight_unit,
+            loss_unit=loss_unit,
+            after_step=after_step,
+        )
+
+    async def run_steps(self, run: str, steps: Sequence[GuestStep] = ()) -> RunKept:
+        """Record steps in their order, and say that the program lives: the agent counts its ranks as lost after 30 s
+        without a word. Steps after the reply's `step` are not recorded yet. Raises RefusedError if the run is not
+        attached, as after 10 silent minutes: attach it again."""
+        kept = None
+        for page in _pages(steps):
+            kept = await self.ask(RunSteps, run=run, steps=page)
+        assert kept is not None
+        return kept
+
+    async def end_run(
+        self, run: str, state: Literal["finished", "stopped", "failed"] = "finished", reason: str = ""
+    ) -> RunKept:
+        """End an attached run. Raises RefusedError if it is not attached."""
+        return await self.ask(EndRun, run=run, state=state, reason=reason)
+
     # ------------------------------------------------------------ live
 
     async def attach(self, columns: int = 120, run: str | None = None) -> AsyncGenerator[Attached, None]:
@@ -403,7 +323,7 @@ class Client(AttachedRuns):
         yield [Connection("connecting", time.monotonic())]
         while True:
             try:
-                snapshot = await self.snapshot(0)  # for where it publishes alone
+                snapshot = await self.ask(SnapshotRequest, 0)  # for where it publishes alone
             except UnreachableError as error:
                 yield [Connection("silent", time.monotonic(), str(error))]
                 continue
@@ -414,7 +334,7 @@ class Client(AttachedRuns):
             live = LiveQueue(self._context, self.live_address(snapshot.node), self._credentials)
             try:
                 # Subscribed before this snapshot was asked for: what is published meanwhile waits in the queue.
-                snapshot = await self.snapshot(columns, run)
+                snapshot = await self.ask(SnapshotRequest, columns, run)
                 yield [Connection("connected", time.monotonic()), snapshot]
                 async for batch in self._deltas(Attachment(snapshot), live):
                     yield batch
@@ -431,7 +351,7 @@ class Client(AttachedRuns):
             messages = await live.get(SILENT_AFTER_SECONDS)
             if not messages:
                 yield [Connection("silent", time.monotonic(), f"no message from {self.address}")]
-                await self.snapshot(0)  # raises UnreachableError: attach again
+                await self.ask(SnapshotRequest, 0)  # raises UnreachableError: attach again
                 return
             ready: list[Attached] = []
             for message in messages:
@@ -455,8 +375,7 @@ class Client(AttachedRuns):
 
     async def _fill(self, gap: Gap) -> tuple[Live, ...] | None:
         last = min(gap.last, gap.first + GAP_PAGE - 1)
-        request = GapRequest(rid=_rid(), boot=gap.boot, first_seq=gap.first, last_seq=last)
-        fill = await self.ask(request, GapFill)
+        fill = await self.ask(GapRequest, boot=gap.boot, first_seq=gap.first, last_seq=last)
         return fill.messages if fill.complete and fill.messages else None
 
     def _refused(self, error: NotAuthorisedError) -> None:
@@ -471,16 +390,14 @@ class Client(AttachedRuns):
 
     # ------------------------------------------------------------ the wire
 
-    async def ask(self, request: Request, wanted: type[R]) -> R:
-        """The reply to a request that may be asked again: with a line that is lost, it or its reply may be. Raises as
-        `check_reply`, and UnreachableError."""
+    async def _exchange(self, request: Request[Any]) -> AgentReply:
         deadline = time.monotonic() + self.timeout_seconds
         with self._conversation(request) as replies:
             while True:
                 await self._transmit(request)
                 try:
                     seconds = min(AGAIN_SECONDS, max(0.0, deadline - time.monotonic()))
-                    return check_reply(await self._next(replies, seconds), wanted)
+                    return await self._next(replies, seconds)
                 except UnreachableError:
                     if time.monotonic() >= deadline and not self._watch.has_met_agent:
                         raise self._no_answer() from None
@@ -489,7 +406,7 @@ class Client(AttachedRuns):
                         raise UnreachableError(text) from None
 
     @contextlib.contextmanager
-    def _conversation(self, request: Request) -> Any:
+    def _conversation(self, request: Request[Any]) -> Any:
         replies: asyncio.Queue[AgentReply | TrainctlError] = asyncio.Queue()
         self._waiting[request.rid] = replies
         try:
@@ -497,7 +414,7 @@ class Client(AttachedRuns):
         finally:
             del self._waiting[request.rid]
 
-    async def _transmit(self, request: Request) -> None:
+    async def _transmit(self, request: Request[Any]) -> None:
         frame = codec.encode(request)
         if len(frame) > codec.CONTROL_FRAME_BYTES:
             limit = f"{codec.CONTROL_FRAME_BYTES:,}"
@@ -545,8 +462,18 @@ class Client(AttachedRuns):
                 self._waiting[reply.rid].put_nowait(reply)
 
 
-def _rid() -> str:
-    return uuid.uuid4().hex
+def _pages(steps: Sequence[GuestStep]) -> Iterator[tuple[GuestStep, ...]]:
+    """Yield at least one page, each within the limits of a request."""
+    page: list[GuestStep] = []
+    size = 0
+    for step in steps:
+        own = len(codec.encode(RunSteps(rid="-", run="-", steps=(step,))))
+        if page and (size + own > STEPS_BYTES or len(page) == STEPS_AT_ONCE):
+            yield tuple(page)
+            page, size = [], 0
+        page.append(step)
+        size += own
+    yield tuple(page)
 
 
 def _so_far(reply: CommandReply | None) -> str:

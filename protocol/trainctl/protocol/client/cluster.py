@@ -24,10 +24,12 @@ from trainctl.protocol.messages import (
     Live,
     NodeView,
     RankStep,
+    RunsRequest,
     RunSummary,
     RunView,
     Sample,
     Snapshot,
+    SnapshotRequest,
     StepCommitted,
 )
 from trainctl.protocol.security.keyring import Keyring, current
@@ -205,7 +207,7 @@ async def look(address: str, refused: list[TrainctlError] | None = None) -> Snap
     """An agent's snapshot; None if it doesn't answer. Why, if there is something, is added to `refused`."""
     try:
         async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
-            return await client.snapshot(0)
+            return await client.ask(SnapshotRequest, 0)
     except TrainctlError as error:
         if refused is not None and not isinstance(error, NotConnectedError):
             refused.append(error)
@@ -266,8 +268,8 @@ async def find_run(addresses: Sequence[str], run: str) -> str:
         """Return whether the agent knows the run, and has led it."""
         try:
             async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
-                found = [known for known in (await client.runs()).runs if known.run == run]
-                led = bool(found) and found[0].lead == (await client.snapshot(0)).node.node
+                found = [known for known in (await client.ask(RunsRequest)).runs if known.run == run]
+                led = bool(found) and found[0].lead == (await client.ask(SnapshotRequest, 0)).node.node
                 return bool(found), led
         except TrainctlError:
             return False, False
@@ -291,7 +293,7 @@ async def all_runs(addresses: Sequence[str]) -> tuple[RunSummary, ...]:
     async def ask(address: str, node: str) -> None:
         with contextlib.suppress(TrainctlError):
             async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
-                for row in (await client.runs()).runs:
+                for row in (await client.ask(RunsRequest)).runs:
                     sizes[row.run] = sizes.get(row.run, 0) + (row.size_bytes or 0)
                     if row.run not in found or row.lead == node:
                         found[row.run] = row

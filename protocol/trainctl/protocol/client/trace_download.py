@@ -5,22 +5,16 @@ import fcntl
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.files.durable_files import naming, rename
-from trainctl.protocol.messages import TRACE_PART_BYTES, TracePart
+from trainctl.protocol.messages import TRACE_PART_BYTES, Asker, TraceRequest
 from trainctl.protocol.messages.events import Profiled
 from trainctl.protocol.security import received_names
 
 AT_ONCE = 4
 """Parts of a file that are requested at a time."""
-
-
-class TraceSource(Protocol):
-    """The part of an agent's client that is needed."""
-
-    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> TracePart: ...
 
 
 def path_of(trace: Profiled, folder: Path) -> Path:
@@ -30,7 +24,7 @@ def path_of(trace: Profiled, folder: Path) -> Path:
 
 
 async def download(
-    source: TraceSource, run: str, trace: Profiled, folder: Path, show: Callable[[int], None] = lambda done: None
+    source: Asker, run: str, trace: Profiled, folder: Path, show: Callable[[int], None] = lambda done: None
 ) -> Path:
     """Copy a trace into `folder`, under a name of its own; a complete copy that is there stays. `show` is given the
     bytes that are there. An interrupted copy is continued by the next call.
@@ -54,12 +48,12 @@ async def download(
     return path
 
 
-async def _fill(file: IO[Any], source: TraceSource, run: str, trace: Profiled, show: Callable[[int], None]) -> None:
+async def _fill(file: IO[Any], source: Asker, run: str, trace: Profiled, show: Callable[[int], None]) -> None:
     """Append what is missing."""
     done = file.seek(0, 2)
     while done < trace.size_bytes:
         places = range(done, min(trace.size_bytes, done + AT_ONCE * TRACE_PART_BYTES), TRACE_PART_BYTES)
-        for part in await asyncio.gather(*(source.trace_part(run, trace.node, trace.file, at) for at in places)):
+        for part in await asyncio.gather(*(source.ask(TraceRequest, run, trace.node, trace.file, at) for at in places)):
             if not part.data:
                 return
             file.write(part.data)

@@ -1,6 +1,7 @@
 """Requests from a client to an agent."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -11,22 +12,73 @@ from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name, WorkId, WorkKind
 from trainctl.protocol.messages.peers import MOST_GUEST_RANKS, GuestRank, GuestStep
 from trainctl.protocol.messages.profiles import TraceName
+from trainctl.protocol.messages.replies import (
+    Audit,
+    Calibration,
+    CommandReply,
+    DiagnosisReply,
+    Digests,
+    Disk,
+    Events,
+    Facts,
+    GapFill,
+    History,
+    HookTest,
+    Hosts,
+    LinkReply,
+    LogPart,
+    Pairs,
+    Policies,
+    Profiles,
+    Reply,
+    RunEdited,
+    RunKept,
+    Runs,
+    Samples,
+    SliceReply,
+    Snapshot,
+    Steps,
+    TracePart,
+    Traces,
+    Viewers,
+    WorkFilePart,
+    WorkHosted,
+    Works,
+    WorkStatus,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=Reply)
 
 
-class Request(Message, frozen=True, forbid_unknown_fields=True):
-    """The base of all requests; the reply repeats `rid`."""
+class Request(Message, Generic[R], frozen=True, forbid_unknown_fields=True):
+    """The base of all requests, with the type of the reply, which repeats `rid`."""
 
     rid: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
-class SnapshotRequest(Request, tag="snapshot-request", frozen=True, forbid_unknown_fields=True):
+def reply_type(request: type[Request[R]]) -> type[R]:
+    """Return the type of the reply to a kind of request."""
+    reply: type[R] = get_args(request.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+    return reply
+
+
+class Asker(Protocol):
+    """An agent's client, or a record in an agent's place, to those who ask it; errors are those of `Client.ask`."""
+
+    async def ask(
+        self, request: Callable[Concatenate[str, P], Request[R]], /, *args: P.args, **fields: P.kwargs
+    ) -> R: ...
+
+
+class SnapshotRequest(Request[Snapshot], tag="snapshot-request", frozen=True, forbid_unknown_fields=True):
     """Requests the current state, and the history at a given resolution. This is the first half of attaching."""
 
     columns: Annotated[int, Meta(ge=0, le=2000)] = 120  # number of buckets wanted in each series
     run: str | None = None  # run ID; None: the active run (the hosted one if there are several), or else the newest
 
 
-class HistoryRequest(Request, tag="history-request", frozen=True, forbid_unknown_fields=True):
+class HistoryRequest(Request[History], tag="history-request", frozen=True, forbid_unknown_fields=True):
     """Requests series of one run between two steps, from the record."""
 
     run: Name
@@ -36,7 +88,7 @@ class HistoryRequest(Request, tag="history-request", frozen=True, forbid_unknown
     columns: Annotated[int, Meta(ge=1, le=2000)] = 120
 
 
-class GapRequest(Request, tag="gap-request", frozen=True, forbid_unknown_fields=True):
+class GapRequest(Request[GapFill], tag="gap-request", frozen=True, forbid_unknown_fields=True):
     """Requests live messages that the client missed."""
 
     boot: Name
@@ -44,11 +96,11 @@ class GapRequest(Request, tag="gap-request", frozen=True, forbid_unknown_fields=
     last_seq: Count
 
 
-class RunsRequest(Request, tag="runs-request", frozen=True, forbid_unknown_fields=True):
+class RunsRequest(Request[Runs], tag="runs-request", frozen=True, forbid_unknown_fields=True):
     """Requests the runs that the agent knows."""
 
 
-class EventsRequest(Request, tag="events-request", frozen=True, forbid_unknown_fields=True):
+class EventsRequest(Request[Events], tag="events-request", frozen=True, forbid_unknown_fields=True):
     """Requests a page of a run's events, oldest first."""
 
     run: str | None = None
@@ -57,7 +109,7 @@ class EventsRequest(Request, tag="events-request", frozen=True, forbid_unknown_f
     newest: bool = False  # whether to return the last `limit` events instead of the first
 
 
-class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fields=True):
+class StepsRequest(Request[Steps], tag="steps-request", frozen=True, forbid_unknown_fields=True):
     """Requests a page of committed steps, oldest first."""
 
     run: str | None = None
@@ -65,7 +117,7 @@ class StepsRequest(Request, tag="steps-request", frozen=True, forbid_unknown_fie
     limit: Annotated[int, Meta(ge=1, le=1000)] = 500
 
 
-class HostsRequest(Request, tag="hosts-request", frozen=True, forbid_unknown_fields=True):
+class HostsRequest(Request[Hosts], tag="hosts-request", frozen=True, forbid_unknown_fields=True):
     """Requests a page of machine readings, oldest first. The lead has all nodes' readings, a follower only its own."""
 
     run: str | None = None
@@ -73,7 +125,7 @@ class HostsRequest(Request, tag="hosts-request", frozen=True, forbid_unknown_fie
     limit: Annotated[int, Meta(ge=1, le=200)] = 100
 
 
-class SamplesRequest(Request, tag="samples-request", frozen=True, forbid_unknown_fields=True):
+class SamplesRequest(Request[Samples], tag="samples-request", frozen=True, forbid_unknown_fields=True):
     """Requests a page of the model's answers, oldest first."""
 
     run: str | None = None
@@ -82,14 +134,14 @@ class SamplesRequest(Request, tag="samples-request", frozen=True, forbid_unknown
     newest: bool = False  # whether to return the last `limit` answers instead of the first
 
 
-class TracesRequest(Request, tag="traces-request", frozen=True, forbid_unknown_fields=True):
+class TracesRequest(Request[Traces], tag="traces-request", frozen=True, forbid_unknown_fields=True):
     """Requests the newest profiles of a run's steps, from its record."""
 
     run: str | None = None
     limit: Annotated[int, Meta(ge=1, le=100)] = 64  # number of events, one for each rank's profile
 
 
-class TraceRequest(Request, tag="trace-request", frozen=True, forbid_unknown_fields=True):
+class TraceRequest(Request[TracePart], tag="trace-request", frozen=True, forbid_unknown_fields=True):
     """Requests part of the file of a profile's trace, from any agent of the run."""
 
     run: Name
@@ -98,27 +150,27 @@ class TraceRequest(Request, tag="trace-request", frozen=True, forbid_unknown_fie
     offset_bytes: Count = 0
 
 
-class PairsRequest(Request, tag="pairs-request", frozen=True, forbid_unknown_fields=True):
+class PairsRequest(Request[Pairs], tag="pairs-request", frozen=True, forbid_unknown_fields=True):
     """Requests the held-out pairs of a run's newest evaluations."""
 
     run: str | None = None
     limit: Annotated[int, Meta(ge=1, le=20)] = 20  # number of evaluations
 
 
-class PoliciesRequest(Request, tag="policies-request", frozen=True, forbid_unknown_fields=True):
+class PoliciesRequest(Request[Policies], tag="policies-request", frozen=True, forbid_unknown_fields=True):
     """Requests what the policies of an active run see, what they would do next, and their last actions."""
 
     run: str | None = None
 
 
-class DiagnosisRequest(Request, tag="diagnosis-request", frozen=True, forbid_unknown_fields=True):
+class DiagnosisRequest(Request[DiagnosisReply], tag="diagnosis-request", frozen=True, forbid_unknown_fields=True):
     """Requests why a run is slow or stuck: of an active run by its agent, of another by its record."""
 
     run: str | None = None
     last_step: Count | None = None  # judge the run as it was at this step; null: as it is now
 
 
-class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=True):
+class LogRequest(Request[LogPart], tag="log-request", frozen=True, forbid_unknown_fields=True):
     """Requests part of a trainer's log file."""
 
     run: str | None = None
@@ -127,7 +179,7 @@ class LogRequest(Request, tag="log-request", frozen=True, forbid_unknown_fields=
     limit_bytes: Annotated[int, Meta(ge=1, le=262144)] = 65536
 
 
-class AttendRequest(Request, tag="attend-request", frozen=True, forbid_unknown_fields=True):
+class AttendRequest(Request[Viewers], tag="attend-request", frozen=True, forbid_unknown_fields=True):
     """Reports an attached client, or only requests the list of clients. Sent every 5 s; expires after 20 s."""
 
     viewer: Annotated[str, Meta(max_length=64)] = ""  # client ID while it is attached; empty: only a query
@@ -136,11 +188,11 @@ class AttendRequest(Request, tag="attend-request", frozen=True, forbid_unknown_f
     leaving: bool = False
 
 
-class FactsRequest(Request, tag="facts-request", frozen=True, forbid_unknown_fields=True):
+class FactsRequest(Request[Facts], tag="facts-request", frozen=True, forbid_unknown_fields=True):
     """Requests facts about a node's machine and installation, for `trainctl doctor`."""
 
 
-class DigestsRequest(Request, tag="digests-request", frozen=True, forbid_unknown_fields=True):
+class DigestsRequest(Request[Digests], tag="digests-request", frozen=True, forbid_unknown_fields=True):
     """Requests digests of a model folder or of data that a run file on the node names. The node reads every file, as
     fast as its disk allows."""
 
@@ -149,13 +201,13 @@ class DigestsRequest(Request, tag="digests-request", frozen=True, forbid_unknown
     kind: DataKind = "text"  # kind of data, which selects the files of a folder
 
 
-class DiskRequest(Request, tag="disk-request", frozen=True, forbid_unknown_fields=True):
+class DiskRequest(Request[Disk], tag="disk-request", frozen=True, forbid_unknown_fields=True):
     """Requests the speed of the disk that holds token caches, measured with a temporary file of up to 32 MiB."""
 
     folder: Annotated[str, Meta(max_length=4096)] = ""  # `cache_path` of a run file there; empty: the agent's
 
 
-class CalibrateRequest(Request, tag="calibrate-request", frozen=True, forbid_unknown_fields=True):
+class CalibrateRequest(Request[Calibration], tag="calibrate-request", frozen=True, forbid_unknown_fields=True):
     """Requests a calibration of the agent's node for a run file. It takes about a minute, and no run may be in progress
     there. Sending it again returns the progress, and at last the profile. Beside others of the machine it waits before
     each stage until a request allows it: 1: passes, 2: idle once it has no more of them, 3: the other parts, alone."""
@@ -168,7 +220,7 @@ class CalibrateRequest(Request, tag="calibrate-request", frozen=True, forbid_unk
     cancel: bool = False  # ends the calibration
 
 
-class LinkRequest(Request, tag="link-request", frozen=True, forbid_unknown_fields=True):
+class LinkRequest(Request[LinkReply], tag="link-request", frozen=True, forbid_unknown_fields=True):
     """A node's agent asks another one to measure the link between them over one TCP connection, both directions at
     once. Sending it again waits for the end of the measurement and returns the result. Refused during a run."""
 
@@ -176,23 +228,23 @@ class LinkRequest(Request, tag="link-request", frozen=True, forbid_unknown_field
     token: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]  # first bytes of the connection
 
 
-class ProfilesRequest(Request, tag="profiles-request", frozen=True, forbid_unknown_fields=True):
+class ProfilesRequest(Request[Profiles], tag="profiles-request", frozen=True, forbid_unknown_fields=True):
     """Requests the stored profiles of the agent's node, newest first."""
 
     limit: Annotated[int, Meta(ge=1, le=32)] = 16
 
 
-class AuditRequest(Request, tag="audit-request", frozen=True, forbid_unknown_fields=True):
+class AuditRequest(Request[Audit], tag="audit-request", frozen=True, forbid_unknown_fields=True):
     """Requests the list of refusals, newest first. Only operators may send it."""
 
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
 
 
-class HookTestRequest(Request, tag="hook-test-request", frozen=True, forbid_unknown_fields=True):
+class HookTestRequest(Request[HookTest], tag="hook-test-request", frozen=True, forbid_unknown_fields=True):
     """Requests that the agent call each of its alert hooks once, now. Only operators may send it."""
 
 
-class EditRun(Request, tag="edit-run", frozen=True, forbid_unknown_fields=True):
+class EditRun(Request[RunEdited], tag="edit-run", frozen=True, forbid_unknown_fields=True):
     """Renames a run on the agent's node, or removes one that has ended there, with its checkpoints and logs. Only
     operators may send it."""
 
@@ -200,7 +252,7 @@ class EditRun(Request, tag="edit-run", frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(pattern=NAME_PATTERN)] | None = None  # its new name; None: remove it
 
 
-class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
+class Command(Request[CommandReply], tag="command", frozen=True, forbid_unknown_fields=True):
     """Requests a change. Sending the same `id` again gives the same outcome; `rid` only addresses the reply."""
 
     id: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]  # command ID, a UUID
@@ -218,7 +270,7 @@ class Command(Request, tag="command", frozen=True, forbid_unknown_fields=True):
 GuestId = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 
-class AttachRun(Request, tag="attach-run", frozen=True, forbid_unknown_fields=True):
+class AttachRun(Request[RunKept], tag="attach-run", frozen=True, forbid_unknown_fields=True):
     """Attaches the run of a program that does its own training, so that the agent shows and records it alongside the
     hosted run. Sending it again updates the run."""
 
@@ -233,14 +285,14 @@ class AttachRun(Request, tag="attach-run", frozen=True, forbid_unknown_fields=Tr
     after_step: Count | None = None  # continue after this step and retract later steps from the record
 
 
-class RunSteps(Request, tag="run-steps", frozen=True, forbid_unknown_fields=True):
+class RunSteps(Request[RunKept], tag="run-steps", frozen=True, forbid_unknown_fields=True):
     """Sends steps of an attached run, in order. Steps that are already recorded have no effect."""
 
     run: GuestId
     steps: Annotated[tuple[GuestStep, ...], Meta(max_length=500)] = ()  # empty: only shows that the program is alive
 
 
-class EndRun(Request, tag="end-run", frozen=True, forbid_unknown_fields=True):
+class EndRun(Request[RunKept], tag="end-run", frozen=True, forbid_unknown_fields=True):
     """Ends an attached run."""
 
     run: GuestId
@@ -269,13 +321,13 @@ class AnswerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     use_generation_config: bool = False  # torch only: apply the other settings of generation_config.json
 
 
-class WorksRequest(Request, tag="works-request", frozen=True, forbid_unknown_fields=True):
+class WorksRequest(Request[Works], tag="works-request", frozen=True, forbid_unknown_fields=True):
     """Requests the separate work that the agent's node leads or takes part in."""
 
     led: bool = False  # only the work that the node leads
 
 
-class OpenWork(Request, tag="open-work", frozen=True, forbid_unknown_fields=True):
+class OpenWork(Request[WorkStatus], tag="open-work", frozen=True, forbid_unknown_fields=True):
     """Opens separate work: rows that the nodes process, slice by slice, with a checkpoint of a run. The work starts
     when all rows have arrived. Sending it again returns the state of the work."""
 
@@ -292,7 +344,7 @@ class OpenWork(Request, tag="open-work", frozen=True, forbid_unknown_fields=True
     file: Annotated[str, Meta(max_length=255)] = ""  # name of the file with the rows, as people are shown it
 
 
-class WorkRows(Request, tag="work-rows", frozen=True, forbid_unknown_fields=True):
+class WorkRows(Request[WorkStatus], tag="work-rows", frozen=True, forbid_unknown_fields=True):
     """Sends part of the rows of separate work, as JSON lines."""
 
     work: WorkId
@@ -300,7 +352,7 @@ class WorkRows(Request, tag="work-rows", frozen=True, forbid_unknown_fields=True
     data: Annotated[bytes, Meta(max_length=ROWS_BYTES)]
 
 
-class WorkResultsRequest(Request, tag="work-results-request", frozen=True, forbid_unknown_fields=True):
+class WorkResultsRequest(Request[WorkStatus], tag="work-results-request", frozen=True, forbid_unknown_fields=True):
     """Requests the state of separate work and results in row order, as far as they are there."""
 
     work: WorkId
@@ -308,13 +360,13 @@ class WorkResultsRequest(Request, tag="work-results-request", frozen=True, forbi
     limit: Annotated[int, Meta(ge=0, le=2000)] = 1000
 
 
-class EndWork(Request, tag="end-work", frozen=True, forbid_unknown_fields=True):
+class EndWork(Request[WorkStatus], tag="end-work", frozen=True, forbid_unknown_fields=True):
     """Cancels separate work, if it is still in progress, and deletes it with its results."""
 
     work: WorkId
 
 
-class HostWork(Request, tag="host-work", frozen=True, forbid_unknown_fields=True):
+class HostWork(Request[WorkHosted], tag="host-work", frozen=True, forbid_unknown_fields=True):
     """The lead's agent asks a node to start a worker for separate work. If the worker is there, this has no effect."""
 
     work: WorkId
@@ -327,7 +379,7 @@ class HostWork(Request, tag="host-work", frozen=True, forbid_unknown_fields=True
     options: AnswerOptions = AnswerOptions()
 
 
-class WorkFileRequest(Request, tag="work-file-request", frozen=True, forbid_unknown_fields=True):
+class WorkFileRequest(Request[WorkFilePart], tag="work-file-request", frozen=True, forbid_unknown_fields=True):
     """A node requests part of a file of the checkpoint from the lead's agent."""
 
     work: WorkId
@@ -335,7 +387,7 @@ class WorkFileRequest(Request, tag="work-file-request", frozen=True, forbid_unkn
     offset_bytes: Count
 
 
-class SliceRequest(Request, tag="slice-request", frozen=True, forbid_unknown_fields=True):
+class SliceRequest(Request[SliceReply], tag="slice-request", frozen=True, forbid_unknown_fields=True):
     """A node returns results, and requests a slice for its worker. It repeats this every second."""
 
     work: WorkId

@@ -17,7 +17,7 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
-from trainctl.protocol.messages import ACTIVE_RUN_STATES, RankStep, RunView
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, RankStep, RunView, SnapshotRequest
 from trainctl.protocol.record.paths import node_directory
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.security.keyring import Keyring
@@ -71,7 +71,7 @@ class LocalCluster:
     async def start(self, config: dict[str, Any]) -> RunView:
         """Start a run and return its view. Raises RefusedError with the agent's reason."""
         reply = await self.client.send("start-run", {"config": config}, timeout_seconds=_OUTCOME_SECONDS)
-        view = (await self.client.snapshot(0)).run
+        view = (await self.client.ask(SnapshotRequest, 0)).run
         if reply.state != "applied" or view is None:
             raise RefusedError(f"the run didn't start: {reply.reason or reply.state}")
         return view
@@ -87,7 +87,7 @@ class LocalCluster:
         """Stop the active run, if there is one, and wait for its end."""
         with contextlib.suppress(TrainctlError, TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
-                run = (await self.client.snapshot(0)).run
+                run = (await self.client.ask(SnapshotRequest, 0)).run
                 if run is not None and run.state in ACTIVE_RUN_STATES:
                     await self.client.send("stop", {"checkpoint": False}, timeout_seconds=STOP_SECONDS)
                     await self._ended()
@@ -100,7 +100,7 @@ class LocalCluster:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _view(self) -> RunView:
-        view = (await self.client.snapshot(0)).run
+        view = (await self.client.ask(SnapshotRequest, 0)).run
         if view is None:
             raise RefusedError("the agent has forgotten the run")
         return view

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, TrainctlError
-from trainctl.protocol.messages import CommandReply, HostReading, PeerView, RunSummary, Snapshot
+from trainctl.protocol.messages import (
+    CommandReply,
+    HostReading,
+    PeerView,
+    RunsRequest,
+    RunSummary,
+    Snapshot,
+    SnapshotRequest,
+)
 from trainctl.tui.cli import output
 from trainctl.tui.commands import command
 from trainctl.tui.state import rank_speed
@@ -37,7 +45,7 @@ def call(
 
     async def connected() -> T:
         async with Client(address, timeout_seconds=seconds) as client:
-            elsewhere = lead_address(await client.snapshot(0)) if lead else None
+            elsewhere = lead_address(await client.ask(SnapshotRequest, 0)) if lead else None
             if elsewhere is None:
                 return await work(client)
         async with Client(elsewhere, timeout_seconds=seconds) as client:
@@ -74,7 +82,7 @@ def all_runs(addresses: Sequence[str], seconds: float = ANSWER_SECONDS) -> tuple
     """Call `lead.all_runs`. A single agent has so many seconds to answer; one that only hosts a rank is replaced by the
     active run's lead."""
     if len(addresses) == 1:
-        return call(addresses[0], lambda client: client.runs(), answer_seconds=seconds, lead=True).runs
+        return call(addresses[0], lambda client: client.ask(RunsRequest), answer_seconds=seconds, lead=True).runs
     from trainctl.protocol.client import cluster
 
     return asyncio.run(cluster.all_runs(addresses))
@@ -90,7 +98,7 @@ def find_any(addresses: Sequence[str]) -> str:
 async def settled_snapshot(client: "Client", run: str | None) -> Snapshot:
     """Return a snapshot in which all ranks that report have reported one step, if one comes within a few looks."""
     for _ in range(LOOKS):
-        snapshot = await client.snapshot(0, run)
+        snapshot = await client.ask(SnapshotRequest, 0, run)
         view = snapshot.run
         if view is None or view.state != "running" or rank_speed.same_step(view.ranks, snapshot.rank_steps):
             break

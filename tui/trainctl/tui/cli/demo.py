@@ -18,7 +18,7 @@ import typer
 
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError, installing
-from trainctl.protocol.messages import CommandReply, Event, RunView, Sample, Snapshot, StepCommitted
+from trainctl.protocol.messages import CommandReply, Event, RunView, Sample, Snapshot, SnapshotRequest, StepCommitted
 from trainctl.protocol.wire.attachment import Connection
 from trainctl.tui.cli import agent_call, output, tables, watch
 from trainctl.tui.cli.options import subcommands
@@ -246,7 +246,9 @@ def _start(demo: Demo) -> str:
     order = command.make_order("start-run", {"config": demo.config})
 
     async def begin(client: Any) -> tuple[CommandReply, Snapshot]:
-        return await command.send(client, order, "accepted", agent_call.ANSWER_SECONDS), await client.snapshot(0)
+        return await command.send(client, order, "accepted", agent_call.ANSWER_SECONDS), await client.ask(
+            SnapshotRequest, 0
+        )
 
     reply, snapshot = agent_call.call(demo.address, begin)
     if command.exit_code(reply) or snapshot.run is None:
@@ -263,7 +265,7 @@ async def _followed(client: Any, run: str, steps: int, supervisor: "subprocess.P
             if supervisor.poll() is None:
                 continue
             try:
-                await client.snapshot(0)
+                await client.ask(SnapshotRequest, 0)
             except UnreachableError as error:
                 await asyncio.wait({progress}, timeout=WATCH_SECONDS)  # it may have seen the end just before
                 if not progress.done():
@@ -289,7 +291,7 @@ async def _progress(client: Any, run: str, steps: int) -> RunView:
             case Sample() | Connection() | watch.Restarted():
                 pass
     with contextlib.suppress(UnreachableError):  # an agent whose supervisor was killed leaves with the run
-        view = (await client.snapshot(0, run)).run or view
+        view = (await client.ask(SnapshotRequest, 0, run)).run or view
     if view is None:
         raise RefusedError(f"no agent knows {run} any more")
     return view

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
-from trainctl.protocol.messages import Calibration
+from trainctl.protocol.messages import Calibration, FactsRequest, SnapshotRequest
 from trainctl.tui.cli import agent_call, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Set, subcommands, where
 from trainctl.tui.doctor.check_cluster import of_alert_hooks, of_clock, of_interfaces, of_jaccl, of_reach, of_versions
@@ -197,7 +197,7 @@ def _machine(address: str) -> str:
 
 
 async def _boot(client: "Client") -> str:
-    return (await client.facts()).boot or ""
+    return (await client.ask(FactsRequest)).boot or ""
 
 
 def _nodes(at: "Where", config: dict[str, Any], node: str | None) -> list[tuple[str, str]]:
@@ -224,7 +224,7 @@ def _lead(at: "Where") -> str | None:
 
 
 async def _name(client: "Client") -> str:
-    return (await client.snapshot(0)).node.node
+    return (await client.ask(SnapshotRequest, 0)).node.node
 
 
 def _show(node: str, found: Calibration) -> None:

@@ -8,7 +8,18 @@ import typer
 
 from trainctl.protocol.batch.cost import run_rates
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError
-from trainctl.protocol.messages import DiagnosisReply, HostReading, Snapshot, Viewer, WorkSummary
+from trainctl.protocol.messages import (
+    AttendRequest,
+    DiagnosisReply,
+    DiagnosisRequest,
+    HookTestRequest,
+    HostReading,
+    Snapshot,
+    SnapshotRequest,
+    Viewer,
+    WorksRequest,
+    WorkSummary,
+)
 from trainctl.tui.cli import agent_call, output, runs, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands
 from trainctl.tui.cli.output import has_screen
@@ -42,8 +53,8 @@ def status(
 
     async def look(client: Any) -> tuple[Snapshot, Hosts, tuple[Viewer, ...], tuple[WorkSummary, ...]]:
         snapshot = await agent_call.settled_snapshot(client, at.run)
-        hosts, works = await agent_call.hosts_of(snapshot.peers), (await client.works()).works
-        return snapshot, hosts, (await client.attend()).viewers, works
+        hosts, works = await agent_call.hosts_of(snapshot.peers), (await client.ask(WorksRequest)).works
+        return snapshot, hosts, (await client.ask(AttendRequest)).viewers, works
 
     snapshot, hosts, viewers, works = agent_call.call(at.address, look, lead=run is None)
     devices = f"\n\n{tables.devices_table(snapshot, hosts)}" if verbose else ""
@@ -82,7 +93,7 @@ def alerts(
     at = runs.at_agent(ctx, connect, cluster, run)
     if test:
         return _test_hooks(at.address, json=json)
-    snapshot = agent_call.call(at.address, lambda client: client.snapshot(0, at.run), lead=run is None)
+    snapshot = agent_call.call(at.address, lambda client: client.ask(SnapshotRequest, 0, at.run), lead=run is None)
     told = snapshot.alerts
     found = told.alerts if told is not None else ()
     problem = told.hook_problem if told is not None else ""
@@ -100,7 +111,9 @@ def alerts(
 
 
 def _test_hooks(address: str, *, json: bool) -> int:
-    outcomes = agent_call.call(address, lambda client: client.test_hooks(), answer_seconds=HOOK_TEST_SECONDS).outcomes
+    outcomes = agent_call.call(
+        address, lambda client: client.ask(HookTestRequest), answer_seconds=HOOK_TEST_SECONDS
+    ).outcomes
     failed = [outcome for outcome in outcomes if outcome.problem]
     if json:
         output.emit({"ok": not failed, "outcomes": outcomes})
@@ -163,7 +176,7 @@ def _diagnosis(
         return _diagnosis_of_record(runs.find(run), step)
     try:
         at = runs.at_agent(ctx, connect, cluster, run)
-        return agent_call.call(at.address, lambda client: client.diagnosis(at.run, step), lead=run is None)
+        return agent_call.call(at.address, lambda client: client.ask(DiagnosisRequest, at.run, step), lead=run is None)
     except (UnreachableError, RefusedError) as error:
         here = runs.find_here(run) if run is not None else None
         if here is None and run is not None and isinstance(error, UnreachableError):

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import AuditRequest
 from trainctl.protocol.security import keys
 from trainctl.tui.cli import agent_call, output, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, subcommands, subgroup, where
@@ -102,7 +103,7 @@ def audit(
 ) -> int:
     """List the requests an agent refused, newest first. Operators only."""
     address = agent_call.find_any(where(ctx, connect, cluster).addresses)
-    found = agent_call.call(address, lambda client: client.audit(last))
+    found = agent_call.call(address, lambda client: client.ask(AuditRequest, last))
     if json:
         output.emit_ok(refused=found.refused)
         return 0

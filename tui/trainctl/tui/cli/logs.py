@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError, UnreachableError
-from trainctl.protocol.messages import LogPart
+from trainctl.protocol.messages import LogPart, LogRequest, SnapshotRequest
 from trainctl.tui.cli import agent_call, output, runs
 from trainctl.tui.cli.options import ClusterFile, Connect, JsonLines, complete_nodes, subcommands
 from trainctl.tui.cli.runs import RunAtAgent
@@ -32,7 +32,7 @@ ALL_LINES = sys.maxsize
 
 async def rank_of(client: "Client", run: str | None, node: str) -> int:
     """Return the first rank of a node in the run. Raises InvalidInputError for a node that has none."""
-    view = (await client.snapshot(0, run)).run
+    view = (await client.ask(SnapshotRequest, 0, run)).run
     ranks = view.ranks if view is not None else ()
     found = next((item.rank for item in ranks if item.node == node), None)
     if found is None:
@@ -43,11 +43,11 @@ async def rank_of(client: "Client", run: str | None, node: str) -> int:
 
 async def log_tail(client: "Client", run: str | None, rank: int, last_lines: int) -> LogPart:
     """Return the last lines of the log as one part that reaches to its last whole character."""
-    part = await client.log(run, rank, -LOG_CHUNK_BYTES, LOG_CHUNK_BYTES)
+    part = await client.ask(LogRequest, run, rank, -LOG_CHUNK_BYTES, LOG_CHUNK_BYTES)
     text, start, size = part.text, part.offset_bytes, part.size_bytes
     while start > 0 and text.count("\n") <= last_lines:
         low = max(0, start - LOG_CHUNK_BYTES)
-        before = await client.log(run, rank, low, start - low)
+        before = await client.ask(LogRequest, run, rank, low, start - low)
         text, start = before.text + text, before.offset_bytes
     kept = "".join(text.splitlines(keepends=True)[-last_lines:]) if last_lines else ""
     end = size if part.end_bytes is None else part.end_bytes
@@ -60,7 +60,7 @@ async def parts_of(
     """Yield the log past `offset`; with `follow` also what comes, and a file that has become shorter from its start."""
     while True:
         try:
-            part = await client.log(run, rank, offset, LOG_CHUNK_BYTES)
+            part = await client.ask(LogRequest, run, rank, offset, LOG_CHUNK_BYTES)
         except UnreachableError as error:
             if not follow:
                 raise
@@ -115,7 +115,7 @@ async def show_logs(
 
 
 async def _name_of(client: "Client", run: str | None, rank: int) -> str:
-    view = (await client.snapshot(0, run)).run
+    view = (await client.ask(SnapshotRequest, 0, run)).run
     node = next((item.node for item in (view.ranks if view else ()) if item.rank == rank), "")
     return f"rank {rank} on {node}" if node else f"rank {rank}"
 
@@ -146,7 +146,7 @@ async def show_merged(
 ) -> int:
     """Prints the lines of a rank, or of all (None); with `follow` also those to come. JSON is one object, or with
     `follow` one a line. Raises RefusedError where there is no run."""
-    view = (await client.snapshot(0, run)).run
+    view = (await client.ask(SnapshotRequest, 0, run)).run
     if view is None:
         raise RefusedError("no run yet, so no logs: start one with trainctl run RUN.toml")
     ranks = {item.rank: item.node for item in view.ranks if rank in (None, item.rank)}
@@ -188,7 +188,7 @@ class _Logs:
     async def _read(self, rank: int, *, only_one: bool = False) -> None:
         while True:
             try:
-                part = await self._client.log(self.tail.run, rank, self.tail.next_offset(rank), PART_BYTES)
+                part = await self._client.ask(LogRequest, self.tail.run, rank, self.tail.next_offset(rank), PART_BYTES)
             except TrainctlError as error:
                 if only_one:
                     raise

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import SnapshotRequest
 from trainctl.tui.cli import agent_call
 from trainctl.tui.commands import targets
 
@@ -77,7 +78,9 @@ def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
             names += agents.cluster.nodes
         else:
             address = agents.addresses[0]
-            seen = agent_call.call(address, lambda client: client.snapshot(0), answer_seconds=COMPLETION_SECONDS)
+            seen = agent_call.call(
+                address, lambda client: client.ask(SnapshotRequest, 0), answer_seconds=COMPLETION_SECONDS
+            )
             names += [seen.node.node, *(peer.node for peer in seen.peers)]
     return [node for node in dict.fromkeys(names) if node.startswith(incomplete)]
 

@@ -11,7 +11,7 @@ import typer
 
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.messages import ACTIVE_RUN_STATES, CommandReply, Event, Snapshot, verbs
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, CommandReply, Event, Snapshot, SnapshotRequest, verbs
 from trainctl.protocol.messages.events import CommandFailed, RunStateChanged
 from trainctl.tui.cli import agent_call, output, runs
 from trainctl.tui.cli.check import checked_run_file
@@ -195,7 +195,7 @@ async def _tell_of_start(client: Any, name: str | None = None) -> None:
     words: dict[str, str] = {}
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        run = (await client.snapshot(0, name)).run
+        run = (await client.ask(SnapshotRequest, 0, name)).run
         if run is None or run.state not in ACTIVE_RUN_STATES:
             continue
         if not words:
@@ -221,7 +221,7 @@ def _by_file(reply: CommandReply, file: Path) -> CommandReply:
 async def _as_it_was(client: Any, run: str) -> Snapshot | None:
     """Return a snapshot of the run before it is resumed, or None if the agent doesn't know it: the command says so."""
     with contextlib.suppress(RefusedError, InvalidInputError):
-        return cast(Snapshot, await client.snapshot(0, run))
+        return cast(Snapshot, await client.ask(SnapshotRequest, 0, run))
     return None
 
 
@@ -231,7 +231,7 @@ def _run_and_follow(
     """Follow the run from its start, or a resumed one from where it was `before`."""
     if code := command.exit_code(reply):
         return agent_call.finish(order, reply, json=json, code=code)
-    active = agent_call.call(address, lambda client: client.snapshot(0, reply.run)).run
+    active = agent_call.call(address, lambda client: client.ask(SnapshotRequest, 0, reply.run)).run
     run = reply.run or (active.run if active is not None else "")
     _show_started(order, reply, run, json=json)
     try:
@@ -261,7 +261,7 @@ async def _followed(client: Any, run: str, before: Snapshot | None, *, json: boo
             await asyncio.gather(telling, return_exceptions=True)
     if view is None or view.state != "failed":
         return 0
-    now = (await client.snapshot(0, run)).run or view
+    now = (await client.ask(SnapshotRequest, 0, run)).run or view
     output.complain(f"{run} failed: {now.reason or 'no reason given'}")
     return RefusedError.exit_code
 

@@ -16,7 +16,7 @@ import typer
 from trainctl.protocol.client import local_agents
 from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
-from trainctl.protocol.messages import ACTIVE_RUN_STATES, RunSummary, verbs
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, EditRun, RunsRequest, RunSummary, verbs
 from trainctl.protocol.record.paths import RunPaths, state_root
 from trainctl.protocol.security import received_names
 from trainctl.tui.cli import agent_call, output, tables
@@ -188,7 +188,7 @@ def find_or_ask(ctx: typer.Context, run: str, connect: str | None, cluster: Path
             if is_path or not (os.environ.get("TRAINCTL_CONNECT") or ctx.find_root().params.get("connect")):
                 raise
     at = at_agent(ctx, connect, cluster, run)
-    rows = agent_call.call(at.address, lambda client: client.runs(), lead=True).runs
+    rows = agent_call.call(at.address, lambda client: client.ask(RunsRequest), lead=True).runs
     row = next((row for row in rows if row.run == at.run), None)
     if row is None:
         raise InvalidInputError(run, f"no run with that id at {at.address}; trainctl ls lists its runs")
@@ -230,7 +230,7 @@ def rename(
         raise InvalidInputError(name, "a name has at most 64 lower-case letters, digits, dots, dashes and underscores")
     addresses = where(ctx, connect, cluster).addresses
     row = _summary_of(addresses, run)
-    _on_all(addresses, row, lambda client: client.rename_run(row.run, name))
+    _on_all(addresses, row, lambda client: client.ask(EditRun, row.run, name))
     return output.answer(f"{row.run} is named {name}", json=json, run=row.run, name=name)
 
 
@@ -253,7 +253,7 @@ def remove(
             raise InvalidInputError("--yes", f"removing {row.run} can't be undone: confirm it with --yes")
         question = f"Remove {row.run} ({row.state} at step {row.step:,}), and free {space(row.size_bytes)}?"
         typer.confirm(question, abort=True, err=True)
-    freed = sum(_on_all(addresses, row, lambda client: client.remove_run(row.run)))
+    freed = sum(edited.freed_bytes for edited in _on_all(addresses, row, lambda client: client.ask(EditRun, row.run)))
     return output.answer(f"removed {row.run}: freed {space(freed)}", json=json, run=row.run, freed_bytes=freed)
 
 
@@ -272,7 +272,7 @@ def _on_all(addresses: tuple[str, ...], row: RunSummary, change: "Callable[[Clie
     done, failed = list[T](), list[str]()
     for address in addresses:
         try:
-            rows = agent_call.call(address, lambda client: client.runs()).runs
+            rows = agent_call.call(address, lambda client: client.ask(RunsRequest)).runs
         except TrainctlError as error:
             output.tell(f"not changed there: {error}")
             continue

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from trainctl.protocol.config.policies import policies_that_yield
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError
-from trainctl.protocol.messages import ACTIVE_RUN_STATES, CommandReply, Traces, verbs
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, CommandReply, SnapshotRequest, Traces, TracesRequest, verbs
 from trainctl.protocol.messages.events import ProfileFailed
 from trainctl.protocol.messages.verb_arguments import Argument, arguments_of
 from trainctl.protocol.messages.verbs import MAX_PROFILE_STEPS, VERBS
@@ -160,7 +160,7 @@ async def _undoing(client: "Client", run: str | None, options: dict[str, Any]) -
     """Return the command that undoes the newest change that a person made to a run. Raises RefusedError."""
     from trainctl.tui.commands import undo, verb_registry
 
-    seen = await client.snapshot(0, run)
+    seen = await client.ask(SnapshotRequest, 0, run)
     inverses = undo.newest(seen.run, seen.events, most=len(seen.events))
     inverse = next((inverse for inverse in inverses if not inverse.event.by.startswith("auto")), None)
     if inverse is None or seen.run is None:
@@ -210,7 +210,7 @@ def _say_what_follows(lead: str, order: command.Order) -> None:
     from trainctl.tui.state.view_state import ViewState
 
     with contextlib.suppress(TrainctlError):
-        snapshot = agent_call.call(lead, lambda client: client.snapshot(0, order.run))
+        snapshot = agent_call.call(lead, lambda client: client.ask(SnapshotRequest, 0, order.run))
         state = reducer.apply(ViewState(), snapshot, time.monotonic())
         follows = preview(order, state, UNICODE)
         if state.run is None or follows.role == "bad":  # the refusal says why
@@ -226,7 +226,7 @@ def _perplexity(address: str, reply: CommandReply) -> str:
     unit."""
     run = None
     with contextlib.suppress(TrainctlError):
-        run = agent_call.call(address, lambda client: client.snapshot(0, reply.run)).run
+        run = agent_call.call(address, lambda client: client.ask(SnapshotRequest, 0, reply.run)).run
     if run is None or run.eval_step != reply.step or run.perplexity is None:
         return ""
     return f", perplexity {run.perplexity:.4g}"
@@ -268,7 +268,7 @@ def profile(
     order = command.make_order("profile", {"steps": steps, "nodes": node or []}, run=run_id)
     with agent_call.told(order, json=json):
         events = (
-            agent_call.call(lead, lambda client: client.traces(run_id), lead=run is None)
+            agent_call.call(lead, lambda client: client.ask(TracesRequest, run_id), lead=run is None)
             if last
             else _record(lead, order, timeout, json=json)
         )
@@ -291,8 +291,8 @@ async def _profiled(client: "Client", asked: CommandReply, nodes: list[str], sec
     """Return the events of the command's profile, once every rank has said how it ended. Raises ExpiredError."""
     until, run, wanted = time.monotonic() + seconds, asked.run, None
     while True:
-        view = (await client.snapshot(0, run)).run
-        found = await client.traces(run)
+        view = (await client.ask(SnapshotRequest, 0, run)).run
+        found = await client.ask(TracesRequest, run)
         new = tuple(event for event in found.profiles if event.command == asked.id)
         if wanted is None:  # a rank that joins later has no part in it
             wanted = [rank.node for rank in live_ranks(view) if not nodes or rank.node in nodes]

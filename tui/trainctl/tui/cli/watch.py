@@ -18,7 +18,9 @@ from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
     Alerts,
+    AttendRequest,
     Event,
+    EventsRequest,
     Generation,
     Heartbeat,
     HostReading,
@@ -27,7 +29,9 @@ from trainctl.protocol.messages import (
     RunView,
     Sample,
     Snapshot,
+    SnapshotRequest,
     StepCommitted,
+    StepsRequest,
 )
 from trainctl.protocol.wire.attachment import Connection
 from trainctl.protocol.wire.tasks import end_tasks
@@ -120,7 +124,7 @@ async def lines(
     ended; `everywhere` continues with another node's agent when that conducts. Raises UnreachableError if no agent
     answers at first; later it waits for one.
     """
-    first = await client.snapshot(0, run)
+    first = await client.ask(SnapshotRequest, 0, run)
     place = RunCursor(run or (first.run.run if first.run is not None else ""))
     if not from_start:
         place.skip_to(since or first)
@@ -171,7 +175,7 @@ async def missed(client: "Client", place: RunCursor) -> list[Line]:
     more, last, repeated_after = True, place.event, place.step
     with contextlib.suppress(UnreachableError):
         while more:
-            events = await client.events(place.run, last, EVENTS_PAGE)
+            events = await client.ask(EventsRequest, place.run, last, EVENTS_PAGE)
             for event in filter(place.passes, events.events):
                 past.append((event.at, event))
                 if event.step is not None and (event.generation or place.generation) > place.generation:
@@ -180,7 +184,7 @@ async def missed(client: "Client", place: RunCursor) -> list[Line]:
             last = events.events[-1].id if events.events else last
         more, last = True, repeated_after
         while more:
-            steps = await client.steps(place.run, last, STEPS_PAGE)
+            steps = await client.ask(StepsRequest, place.run, last, STEPS_PAGE)
             past += [(step.committed_at, step) for step in steps.steps if place.passes(step)]
             more = steps.more and bool(steps.steps)
             last = steps.steps[-1].step if steps.steps else last
@@ -230,13 +234,13 @@ async def _attend(client: "Client") -> None:
     viewer = uuid.uuid4().hex
     while True:
         with contextlib.suppress(TrainctlError):
-            await client.attend(viewer, read_only=True)
+            await client.ask(AttendRequest, viewer, client.by[:64], read_only=True)
         await asyncio.sleep(ATTEND_SECONDS)
 
 
 async def show_events(client: "Client", run: str | None, last: int, *, follow: bool, json: bool) -> int:
     """Print the newest `last` events, and those to come if asked: lines, or JSON (one object, or one a line)."""
-    page = await client.events(run, limit=last, newest=True) if last else None
+    page = await client.ask(EventsRequest, run, limit=last, newest=True) if last else None
     found = page.events if page is not None else ()
     if json and not follow:
         output.emit_ok(

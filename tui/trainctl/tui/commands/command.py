@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError
-from trainctl.protocol.messages import FINAL_COMMAND_STATES, CommandReply, Snapshot, verbs
+from trainctl.protocol.messages import FINAL_COMMAND_STATES, CommandReply, Snapshot, SnapshotRequest, verbs
 from trainctl.tui.state.lead_client import client_like
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ async def send(
 async def _tell_wait(client: "Client", order: Order, tell: Callable[[str], None]) -> None:
     await asyncio.sleep(LONG_SECONDS)
     with contextlib.suppress(TrainctlError):
-        if words := step_under_way(await client.snapshot(0, order.run)):
+        if words := step_under_way(await client.ask(SnapshotRequest, 0, order.run)):
             tell(f"{order.verb}: accepted; {words}")
 
 
@@ -104,7 +104,7 @@ def step_under_way(seen: Snapshot) -> str:
 async def _hand_over(client: "Client", order: Order) -> CommandReply:
     """Send a command that nobody waits for. That another agent should be asked, or that the run takes no such command,
     is found out first. Raises RefusedError for the latter."""
-    seen = await client.snapshot(0)
+    seen = await client.ask(SnapshotRequest, 0)
     is_meant = seen.run is not None and order.run in (None, seen.run.run)
     if seen.run is not None and is_meant and (why := seen.run.why_not(order.verb)):
         raise RefusedError(f"{order.verb} rejected: {why}")

@@ -32,6 +32,7 @@ from trainctl.protocol.messages import (
     RunView,
     Sample,
     Snapshot,
+    SnapshotRequest,
     StepCommitted,
 )
 from trainctl.tui.demo.agents import Agents, StartError, last_line
@@ -181,14 +182,14 @@ async def _goes_on(client: Client, watch: Watch) -> bool:
     if watch.asked_to_end or watch.agent_lost:
         return False
     with contextlib.suppress(TrainctlError):
-        watch.see((await client.snapshot(0)).run)
+        watch.see((await client.ask(SnapshotRequest, 0)).run)
     return watch.running
 
 
 async def _stop_run(client: Client, watch: Watch) -> None:
     """End a run that still goes, so that no trainer is left waiting for an agent."""
     try:
-        snapshot = await client.snapshot(0)
+        snapshot = await client.ask(SnapshotRequest, 0)
         watch.see(snapshot.run)
         if not watch.running:
             return

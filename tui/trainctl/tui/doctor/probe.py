@@ -15,7 +15,7 @@ from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, Unreacha
 from trainctl.protocol.machine import facts
 from trainctl.protocol.machine.devices import read_devices
 from trainctl.protocol.machine.file_digests import data_digests, model_digests
-from trainctl.protocol.messages import Digests, Disk, Facts
+from trainctl.protocol.messages import Digests, DigestsRequest, Disk, DiskRequest, Facts, FactsRequest, SnapshotRequest
 from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
 from trainctl.tui.doctor.findings import Asset, Hashed, Look, Measured, Trouble
@@ -62,7 +62,7 @@ async def look(name: str, address: str, here: Facts) -> Look:
         return Look(name, address, trouble=trouble)
     try:
         async with Client(address, timeout_seconds=ANSWER_SECONDS) as client:
-            snapshot = await client.snapshot(0)
+            snapshot = await client.ask(SnapshotRequest, 0)
             live_address = client.live_address(snapshot.node)
             asked = [await ask_round(client) for _ in range(ROUNDS)]
     except TrainctlError as error:
@@ -84,7 +84,7 @@ async def look(name: str, address: str, here: Facts) -> Look:
 async def ask_round(client: Client) -> tuple[Round, Facts]:
     """Return the agent's facts, and when it was asked and answered."""
     sent_at, began = time.time(), time.perf_counter()
-    answer = await client.facts()
+    answer = await client.ask(FactsRequest)
     return Round(sent_at, answer.received_at, answer.at, sent_at + time.perf_counter() - began), answer
 
 
@@ -151,7 +151,7 @@ async def measured(run: RunFile | None, looks: Sequence[Look]) -> tuple[Measured
         path = (table and table.cache_path) or ""
         try:
             async with Client(look.address, timeout_seconds=DISK_SECONDS) as client:
-                answer = await client.disk(path)
+                answer = await client.ask(DiskRequest, path)
         except TrainctlError as error:
             answer = Disk(rid="", folder=path, problem=str(error))
         found.append(Measured(look.name, path, answer))
@@ -182,7 +182,9 @@ async def _hashed(run: RunFile, look: Look) -> list[Hashed]:
             if not path or (what == "data" and own.data.growing):
                 continue
             try:
-                answer = await client.digests("model" if what == "model" else "data", str(Path(path)), own.data.kind)
+                answer = await client.ask(
+                    DigestsRequest, "model" if what == "model" else "data", str(Path(path)), own.data.kind
+                )
             except TrainctlError as error:
                 answer = Digests(rid="", digest="", problem=str(error))
             if not answer.named and look.is_here:

@@ -9,10 +9,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Concatenate, ParamSpec
 
 import msgspec
 
@@ -42,7 +42,7 @@ PATIENCE_SECONDS = 60.0
 """Time for which an unreachable agent is asked again: its service restarts it."""
 CANCEL_SECONDS = 5.0
 """Time that the agent has to confirm a cancellation."""
-T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -150,22 +150,21 @@ class Scoring:
 
     async def _open(self) -> WorkView:
         wanted, file = self._wanted, self._file
-        return await self._ask(
-            OpenWork(
-                rid=_rid(),
-                work=wanted.work,
-                kind="answers" if wanted.options else "log-probabilities",
-                run=wanted.run,
-                rows=file.rows,
-                size_bytes=file.size_bytes,
-                digest=file.digest,
-                step=wanted.step,
-                best=wanted.best,
-                nodes=wanted.nodes,
-                options=wanted.options or AnswerOptions(),
-                file=file.path.name.encode("utf-8", "replace").decode()[:FILE_CHARACTERS],
-            )
+        status = await self._ask(
+            OpenWork,
+            work=wanted.work,
+            kind="answers" if wanted.options else "log-probabilities",
+            run=wanted.run,
+            rows=file.rows,
+            size_bytes=file.size_bytes,
+            digest=file.digest,
+            step=wanted.step,
+            best=wanted.best,
+            nodes=wanted.nodes,
+            options=wanted.options or AnswerOptions(),
+            file=file.path.name.encode("utf-8", "replace").decode()[:FILE_CHARACTERS],
         )
+        return status.view
 
     async def _send(self, view: WorkView) -> None:
         """The rows, from the first byte that the agent lacks."""
@@ -180,14 +179,13 @@ class Scoring:
     async def _send_part(self, offset: int, part: bytes, lack: int) -> int:
         start = max(offset, lack)
         if data := part[start - offset :]:
-            await self._ask(WorkRows(rid=_rid(), work=self._wanted.work, offset_bytes=start, data=data))
+            await self._ask(WorkRows, work=self._wanted.work, offset_bytes=start, data=data)
         return offset + len(part)
 
     async def _write_results(self) -> int:
         lines, written, failed = enumerate(self._file.lines(), 1), 0, 0
         while written < self._file.rows:
-            request = WorkResultsRequest(rid=_rid(), work=self._wanted.work, after_row=written)
-            status = await self._patiently(lambda r=request: self._client.ask(r, WorkStatus))  # type: ignore[misc]
+            status = await self._ask(WorkResultsRequest, work=self._wanted.work, after_row=written)
             for result in status.results:
                 number, line = next(lines)
                 made = _merged(number, line, json.loads(result))
@@ -205,17 +203,16 @@ class Scoring:
         return failed
 
     async def _end(self) -> None:
-        await self._client.ask(EndWork(rid=_rid(), work=self._wanted.work), WorkStatus)
+        await self._client.ask(EndWork, self._wanted.work)
 
-    async def _ask(self, request: Request) -> WorkView:
-        return (await self._patiently(lambda: self._client.ask(request, WorkStatus))).view
-
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer. An agent that restarts is asked again for a while."""
+    async def _ask(
+        self, request: Callable[Concatenate[str, P], Request[WorkStatus]], /, *args: P.args, **fields: P.kwargs
+    ) -> WorkStatus:
+        """Return the reply. An agent that restarts is asked again for a while."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                return await ask()
+                return await self._client.ask(request, *args, **fields)
             except UnreachableError:
                 if time.monotonic() > deadline:
                     raise
@@ -234,10 +231,6 @@ def _merged(number: int, line: bytes, result: dict[str, Any]) -> dict[str, Any]:
 def new_id() -> str:
     """Return an ID for new work."""
     return os.urandom(6).hex()
-
-
-def _rid() -> str:
-    return os.urandom(8).hex()
 
 
 def progress_line(view: WorkView) -> str:

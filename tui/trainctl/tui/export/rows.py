@@ -13,12 +13,18 @@ from trainctl.protocol.messages import (
     EVALUATED,
     METRICS,
     Event,
+    EventsRequest,
     History,
+    HistoryRequest,
     HostReading,
+    HostsRequest,
     Metric,
     RankStep,
     Sample,
+    SamplesRequest,
+    SnapshotRequest,
     StepCommitted,
+    StepsRequest,
     is_by_name,
 )
 from trainctl.protocol.record.reader import RecordReader
@@ -269,21 +275,21 @@ async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterat
     after, more = 0, True
     while more:
         if what == "hosts":
-            hosts = await client.hosts(run, after, HOSTS_PAGE)
+            hosts = await client.ask(HostsRequest, run, after, HOSTS_PAGE)
             yield [row for reading in hosts.readings for row in _host(reading)]
             more, after = hosts.more, hosts.last_row
             continue
         if what == "samples":
-            found = await client.samples(run, after)
+            found = await client.ask(SamplesRequest, run, after)
             yield [_sample(sample) for sample in found.samples]
             more, after = found.more, found.last_row
             continue
         if what == "events":
-            events = await client.events(run, after, PAGE)
+            events = await client.ask(EventsRequest, run, after, PAGE)
             yield [_event(event) for event in events.events]
             more, after = events.more, events.events[-1].id if events.events else after
             continue
-        steps = await client.steps(run, after, PAGE)
+        steps = await client.ask(StepsRequest, run, after, PAGE)
         more = steps.more and bool(steps.steps)
         if what == "steps":
             yield [_step(step) for step in steps.steps]
@@ -296,25 +302,25 @@ async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterat
 
 async def _own_of(client: "Client", run: str | None) -> AsyncIterator[list[Row]]:
     """Yield the metrics that the run brought, as far back as single values are kept."""
-    view = (await client.snapshot(0, run)).run
+    view = (await client.ask(SnapshotRequest, 0, run)).run
     if view is None:
         raise InvalidInputError("run", "the agent has no run yet: start one with trainctl run RUN.toml")
-    history = await client.history(view.run, ())
+    history = await client.ask(HistoryRequest, view.run, ())
     after, more = max(0, history.values_from - 1), True
     while more:
-        steps = await client.steps(view.run, after, PAGE)
+        steps = await client.ask(StepsRequest, view.run, after, PAGE)
         yield _ordered(await _values_of(client, view.run, history.own_metrics, [step.step for step in steps.steps]))
         more, after = steps.more and bool(steps.steps), steps.steps[-1].step if steps.steps else after
 
 
 async def _values_of(client: "Client", run: str, names: Sequence[str], steps: Sequence[int]) -> list[Value]:
     """Return the metrics' values at steps that exist, ascending."""
-    view = (await client.snapshot(0, run)).run
-    kept_from = (await client.history(run, ())).values_from
+    view = (await client.ask(SnapshotRequest, 0, run)).run
+    kept_from = (await client.ask(HistoryRequest, run, ())).values_from
     found: list[Value] = []
     for question in questions(names, steps, len(view.ranks) if view is not None else 1, kept_from):
         asked = question.steps
-        history = await client.history(run, question.names, asked[0], asked[-1], question.columns)
+        history = await client.ask(HistoryRequest, run, question.names, asked[0], asked[-1], question.columns)
         found += values(history, asked)
     return found
 

@@ -6,10 +6,10 @@ No agent is needed and nothing is written. The place is moved by playing and by 
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import msgspec
 
@@ -20,32 +20,43 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
     MAX_COUNT,
+    AttendRequest,
     CommandReply,
     DiagnosisReply,
+    DiagnosisRequest,
     Events,
+    EventsRequest,
     Heartbeat,
     History,
+    HistoryRequest,
     Live,
     LogPart,
     NodeView,
     Pairs,
-    Policies,
+    PairsRequest,
+    PoliciesRequest,
     Profiles,
     RankState,
     RankStep,
     RankView,
+    Reply,
+    Request,
     RunCost,
     Runs,
     RunSummary,
     RunView,
     Samples,
+    SamplesRequest,
     Series,
     Snapshot,
+    SnapshotRequest,
     StepCommitted,
-    TracePart,
+    TraceRequest,
     Traces,
+    TracesRequest,
     Viewers,
     Works,
+    WorksRequest,
 )
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
@@ -53,6 +64,8 @@ from trainctl.protocol.record.reader import VIEW_KEY, RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES, Evaluation
 from trainctl.protocol.record.whole_run import WholeRunReader
 
+P = ParamSpec("P")
+R = TypeVar("R", bound=Reply)
 SLOWEST, FASTEST = 0.25, 4096.0
 
 
@@ -115,6 +128,8 @@ NO_COMMANDS = "a replay takes no commands"
 class ReplaySource:
     """Opens the record at once. Raises InvalidInputError for a directory without a record, or one without a step."""
 
+    by = ""  # nobody: a recording takes no commands
+
     def __init__(self, directory: Path, speed: float = 1.0) -> None:
         self.paths = RunPaths(directory)
         self._reader = WholeRunReader(self.paths)
@@ -160,7 +175,7 @@ class ReplaySource:
     async def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]:
         """Yield a snapshot of the place, then what happens as it moves on."""
         yield "", Connection("connected", time.monotonic())
-        yield "", await self.snapshot(columns)
+        yield "", self._snapshot(columns)
         before = time.monotonic()
         while True:
             try:
@@ -173,7 +188,7 @@ class ReplaySource:
                 before = now
             else:
                 self._moved.clear()
-                yield "", await self.snapshot(columns)
+                yield "", self._snapshot(columns)
                 before = time.monotonic()
 
     def _advance(self, seconds: float) -> list[Live | Heartbeat | Snapshot]:
@@ -219,10 +234,43 @@ class ReplaySource:
 
     # ------------------------------------------------------------ what is asked
 
-    async def snapshot(self, columns: int = 120, run: str | None = None) -> Snapshot:
-        """Return the run as it was at the place."""
-        if run not in (None, self._view.run):
-            raise RefusedError(f"this replay has no run {run!r}")
+    async def ask(self, request: Callable[Concatenate[str, P], Request[R]], /, *args: P.args, **fields: P.kwargs) -> R:
+        """Return the reply as of the place. Raises RefusedError for what a record doesn't hold."""
+        return cast(R, await self._reply_to(request("", *args, **fields)))
+
+    async def _reply_to(self, asked: Request[Any]) -> Reply:
+        run = self._view.run
+        match asked:
+            case SnapshotRequest():
+                if asked.run not in (None, run):
+                    raise RefusedError(f"this replay has no run {asked.run!r}")
+                return self._snapshot(asked.columns)
+            case HistoryRequest():
+                return self._history(asked)
+            case EventsRequest():
+                return self._events(asked)
+            case SamplesRequest():
+                return self._samples(asked.limit)
+            case PairsRequest():
+                return self._pairs(asked.limit)
+            case TracesRequest():
+                profiles = self._reader.newest_events(asked.limit, self._shown_to, kind="profile")
+                return Traces(rid="", run=run, profiles=profiles)
+            case DiagnosisRequest():
+                diagnosis = await asyncio.to_thread(of_record, self.paths, self.head.step)
+                return DiagnosisReply(rid="", run=run, live=False, diagnosis=diagnosis)
+            case WorksRequest():
+                return Works(rid="")
+            case AttendRequest():
+                return Viewers(rid="", viewers=())
+            case TraceRequest():
+                raise RefusedError("a replay shows a record: traces are in the run's folder profiles on their nodes")
+            case PoliciesRequest():
+                raise RefusedError("a replay shows a record: policies see something only in a live run")
+            case _:
+                raise RefusedError(f"a replay has no answer to {type(asked).__name__}: ask an agent that knows the run")
+
+    def _snapshot(self, columns: int) -> Snapshot:
         step = self._step_at(self.head.step)
         self.at = step.committed_at
         events = tuple(event for event in self.events_known if event.at <= self._shown_to)[-EVENTS:]
@@ -286,15 +334,11 @@ class ReplaySource:
         """Return the newest up to a step."""
         return next((made for made in reversed(self._reader.evaluations()) if made.step <= step), None)
 
-    async def history(
-        self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> History:
-        """Return the history of the steps up to the place."""
-        last = self.head.step if last_step is None else min(last_step, self.head.step)
-        wanted = [(name, rank) for name in metrics for rank in self._reader.series_ranks(name)]
-        return History(
-            rid="", series=tuple(self._reader.series(name, rank, first_step, last, columns) for name, rank in wanted)
-        )
+    def _history(self, asked: HistoryRequest) -> History:
+        last = self.head.step if asked.last_step is None else min(asked.last_step, self.head.step)
+        wanted = [(name, rank) for name in asked.metrics for rank in self._reader.series_ranks(name)]
+        series = (self._reader.series(name, rank, asked.first_step, last, asked.columns) for name, rank in wanted)
+        return History(rid="", series=tuple(series))
 
     async def runs(self) -> Runs:
         view, step = self._view, self._step_at(self.head.step)
@@ -318,55 +362,21 @@ class ReplaySource:
             ),
         )
 
-    async def works(self) -> Works:
-        """Return none: a recording has no separate work."""
-        return Works(rid="")
+    def _events(self, asked: EventsRequest) -> Events:
+        shown = [event for event in self.events_known if event.id > asked.after_id and event.at <= self._shown_to]
+        page = shown[-asked.limit :] if asked.newest else shown[: asked.limit]
+        return Events(rid="", run=self._view.run, events=tuple(page), more=len(page) < len(shown))
 
-    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> Viewers:
-        """Nobody else looks at a recording."""
-        return Viewers(rid="", viewers=())
+    def _samples(self, limit: int) -> Samples:
+        shown = tuple(sample for sample in self._samples_known if sample.at <= self._shown_to)
+        return Samples(rid="", run=self._view.run, samples=shown[-limit:], last_row=0, more=False)
 
-    async def events(self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False) -> Events:
-        found = [event for event in self.events_known if event.id > after_id and event.at <= self._shown_to]
-        page = found[-limit:] if newest else found[:limit]
-        return Events(rid="", run=self._view.run, events=tuple(page), more=len(page) < len(found))
-
-    async def samples(
-        self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
-    ) -> Samples:
-        """Return the newest of those up to the place."""
-        found = tuple(one for one in self._samples_known if one.at <= self._shown_to)
-        return Samples(rid="", run=self._view.run, samples=found[-limit:], last_row=0, more=False)
-
-    async def pairs(self, run: str | None = None, limit: int = 20) -> Pairs:
-        """Return the pairs of the newest evaluations up to the place."""
-        found = [
-            held_out_pair
-            for held_out_pair in self._reader.held_out_pairs(MAX_COUNT)
-            if held_out_pair.step <= self.head.step
-        ]
-        return Pairs(rid="", run=self._view.run, evaluations=tuple(found[-limit:]))
+    def _pairs(self, limit: int) -> Pairs:
+        shown = [pair for pair in self._reader.held_out_pairs(MAX_COUNT) if pair.step <= self.head.step]
+        return Pairs(rid="", run=self._view.run, evaluations=tuple(shown[-limit:]))
 
     async def follow_run(self, run: str) -> bool:
         return False
-
-    async def traces(self, run: str | None = None) -> Traces:
-        """Return those up to the place."""
-        found = self._reader.newest_events(64, self._shown_to, kind="profile")
-        return Traces(rid="", run=self._view.run, profiles=found)
-
-    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> TracePart:
-        """Raise RefusedError: a record doesn't have the traces of all nodes."""
-        raise RefusedError("a replay shows a record: traces are in the run's folder profiles on their nodes")
-
-    async def policies(self, run: str | None = None) -> Policies:
-        """Raise RefusedError: a record doesn't have what policies saw."""
-        raise RefusedError("a replay shows a record: policies see something only in a live run")
-
-    async def diagnosis(self, run: str | None = None) -> DiagnosisReply:
-        """Return the diagnosis by the record up to the place."""
-        found = await asyncio.to_thread(of_record, self.paths, self.head.step)
-        return DiagnosisReply(rid="", run=self._view.run, live=False, diagnosis=found)
 
     async def profiles(self, node: str) -> Profiles:
         """Return none: a run directory has no profiles of nodes."""

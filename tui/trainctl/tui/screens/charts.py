@@ -8,7 +8,7 @@ from textual.timer import Timer
 from textual.widgets import Input
 
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
-from trainctl.protocol.messages import RunSummary, RunView
+from trainctl.protocol.messages import HistoryRequest, RunSummary, RunView, SnapshotRequest
 from trainctl.tui.charts import history, layout, plots, readout
 from trainctl.tui.charts.axis import KINDS, Axis, Kind
 from trainctl.tui.charts.history import Ask, Key
@@ -211,7 +211,9 @@ class ChartsScreen(BaseScreen):
                 if run not in self.data and run != self._run:
                     ask = replace(ask, last=max(view.step, 1), end=max(view.step, 1))
                 parts = history.parts(ask, len(view.ranks))
-                replies = [await client.lead.history(run, part, ask.first, ask.last, ask.columns) for part in parts]
+                replies = [
+                    await client.lead.ask(HistoryRequest, run, part, ask.first, ask.last, ask.columns) for part in parts
+                ]
             except TrainctlError as error:
                 if run == self._branched_off and isinstance(error, RefusedError | InvalidInputError):  # unknown here
                     self.view = replace(self.view, runs=tuple(other for other in self.view.runs if other != run))
@@ -230,7 +232,7 @@ class ChartsScreen(BaseScreen):
         if run in self.data:
             return self.data[run].run
         client = self.owner.client
-        return (await client.lead.snapshot(0, run)).run if client is not None else None
+        return (await client.lead.ask(SnapshotRequest, 0, run)).run if client is not None else None
 
     def _take(self, run: str, view: RunView, answer: history.Answer) -> None:
         if run != self._run and run not in self.view.runs:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol.messages import DiagnosisReply, Finding, Remedy, RunView
+from trainctl.protocol.messages import DiagnosisReply, DiagnosisRequest, Finding, Remedy, RunView
 from trainctl.tui.commands.context import Values
 from trainctl.tui.screens import diagnosis_view
 from trainctl.tui.screens.polled_screen import PolledScreen
@@ -39,7 +39,7 @@ class DiagnosisScreen(PolledScreen[DiagnosisReply, Finding]):
         return run.step, run.state, self.owner.clock.monotonic() if self.owner.shown.active else 0.0
 
     async def ask(self, client: Source, run: str) -> DiagnosisReply:
-        return await client.lead.diagnosis(run)
+        return await client.lead.ask(DiagnosisRequest, run)
 
     def heading(self, answer: DiagnosisReply | None) -> str:
         return diagnosis_view.title(answer, self.owner.glyphs)

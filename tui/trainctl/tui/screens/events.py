@@ -6,7 +6,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages import Event
+from trainctl.protocol.messages import Event, EventsRequest
 from trainctl.tui.charts.marks import numbered
 from trainctl.tui.commands import undo
 from trainctl.tui.commands.context import KeyHint, Values
@@ -55,7 +55,7 @@ class EventsScreen(RowsScreen[EventRow]):
         if client is None or run is None:
             return
         try:
-            self.older = (await client.lead.events(run=run.run, limit=EVENTS_PAGE, newest=True)).events
+            self.older = (await client.lead.ask(EventsRequest, run=run.run, limit=EVENTS_PAGE, newest=True)).events
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
         self.paint()

@@ -5,7 +5,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages import History, RunView
+from trainctl.protocol.messages import History, HistoryRequest, RunView
 from trainctl.tui.charts.history import MOST_COLUMNS
 from trainctl.tui.screens import node_view
 from trainctl.tui.screens.base import BaseScreen
@@ -75,7 +75,7 @@ class NodeScreen(ChosenRankScreen, LogScreen):
         steps = step_phases.columns_of(len(run.ranks))
         span = max(run.step - steps + 1, 0), None, steps
         try:
-            history = await client.lead.history(run.run, step_phases.METRICS, *span)
+            history = await client.lead.ask(HistoryRequest, run.run, step_phases.METRICS, *span)
             compiled = await _compiled(client, run)
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
@@ -108,9 +108,11 @@ async def _compiled(client: Source, run: RunView) -> list[History]:
     """Return what the record has of the compiler's time: over the run, and step by step where it was longest."""
     if not step_phases.is_compiled(run):
         return []
-    whole = await client.lead.history(run.run, (step_phases.COMPILE_METRIC,), 1, None, step_phases.COMPILE_BUCKETS)
+    whole = await client.lead.ask(
+        HistoryRequest, run.run, (step_phases.COMPILE_METRIC,), 1, None, step_phases.COMPILE_BUCKETS
+    )
     found = step_phases.longest_compilation(step_phases.compiled_by_rank([whole]).values())
     if found is None or found.first == found.last:
         return [whole]
     span = found.first, found.last, min(found.last - found.first + 1, MOST_COLUMNS)
-    return [whole, await client.lead.history(run.run, (step_phases.COMPILE_METRIC,), *span)]
+    return [whole, await client.lead.ask(HistoryRequest, run.run, (step_phases.COMPILE_METRIC,), *span)]

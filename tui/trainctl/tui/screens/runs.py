@@ -7,7 +7,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages import RunSummary, WorkSummary
+from trainctl.protocol.messages import RunSummary, WorksRequest, WorkSummary
 from trainctl.tui.commands import forms
 from trainctl.tui.commands.context import Values
 from trainctl.tui.dialogs.command_dialog import BranchDialog, StartDialog
@@ -149,7 +149,7 @@ class RunsScreen(RowsScreen[RunRow]):
     async def _load_works(self) -> None:
         client = self.owner.client
         with contextlib.suppress(TrainctlError):  # the runs say what is wrong
-            self.works = (await client.lead.works()).works if client is not None else ()
+            self.works = (await client.lead.ask(WorksRequest)).works if client is not None else ()
         self.paint()
 
     # ------------------------------------------------------------ actions

@@ -6,7 +6,7 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol.config.objectives import PAIRS
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages import HeldOutPairs, Sample
+from trainctl.protocol.messages import HeldOutPairs, PairsRequest, Sample, SamplesRequest
 from trainctl.tui.commands.context import Values
 from trainctl.tui.screens import pairs_view, samples_view
 from trainctl.tui.screens.base import BaseScreen
@@ -75,10 +75,10 @@ class SamplesScreen(BaseScreen):
         if client is None or run is None:
             return
         try:
-            self._recorded = (await client.lead.samples(run.run, limit=SAMPLES_PAGE, newest=True)).samples
+            self._recorded = (await client.lead.ask(SamplesRequest, run.run, limit=SAMPLES_PAGE, newest=True)).samples
             if run.sample_unit == PAIRS:
                 self._of_evaluation = (run.run, run.eval_step)
-                self._pairs = (await client.lead.pairs(run.run)).evaluations
+                self._pairs = (await client.lead.ask(PairsRequest, run.run)).evaluations
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
         self.paint()

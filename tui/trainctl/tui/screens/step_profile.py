@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol.client.trace_download import download
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages import RunView, Traces
+from trainctl.protocol.messages import RunView, Traces, TracesRequest
 from trainctl.tui.commands.context import Values
 from trainctl.tui.screens import step_profile_view
 from trainctl.tui.screens.polled_screen import PolledScreen
@@ -69,7 +69,7 @@ class StepProfileScreen(PolledScreen[Traces, str]):
         return run.step, run.state, self.owner.clock.monotonic() if self.owner.shown.active else 0.0
 
     async def ask(self, client: Source, run: str) -> Traces:
-        return await client.lead.traces(run)
+        return await client.lead.ask(TracesRequest, run)
 
     def heading(self, answer: Traces | None) -> str:
         return step_profile_view.title(self.groups, self.place, self.owner.glyphs)

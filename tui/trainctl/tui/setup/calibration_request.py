@@ -16,7 +16,7 @@ from typing import Any
 from trainctl.protocol.calibration.peak import peak, slower
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.errors import NotConnectedError, RefusedError, TrainctlError, UnreachableError
-from trainctl.protocol.messages import Calibration
+from trainctl.protocol.messages import CalibrateRequest, Calibration
 
 AGAIN_SECONDS = 0.5
 """Time between two looks at a calibration."""
@@ -84,8 +84,14 @@ class _Calibrating:
                 await self._ask(cancel=True)
 
     async def _ask(self, stage: int = 0, cancel: bool = False) -> Calibration:
-        return await self._client.calibration(
-            self._id, self._wanted.config, self._wanted.lead, beside=self._beside, stage=stage, cancel=cancel
+        return await self._client.ask(
+            CalibrateRequest,
+            self._id,
+            self._wanted.config,
+            self._wanted.lead,
+            beside=self._beside,
+            stage=stage,
+            cancel=cancel,
         )
 
 

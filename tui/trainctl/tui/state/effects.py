@@ -8,11 +8,10 @@ itself, so that no difference of it could honestly be laid to a command.
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from trainctl.protocol.messages import Event, Events, History, Policies
+from trainctl.protocol.messages import Asker, Event, EventsRequest, HistoryRequest, Policies, PoliciesRequest
 from trainctl.tui.state import run_events, series
 from trainctl.tui.text.formatting import rate
 from trainctl.tui.text.glyphs import Glyphs
@@ -78,20 +77,12 @@ def covered(rates: series.Window, step: int) -> bool:
     return bool(len(rates)) and rates.bucket_steps <= _COARSEST and int(rates.first[0]) <= max(step - EFFECT_STEPS, 1)
 
 
-class HistorySource(Protocol):
-    """The part of an agent's client that gives series of the record."""
-
-    async def history(
-        self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> History: ...
-
-
-async def in_record(client: HistorySource, run: str, events: Sequence[Event], event: Event) -> Effect | None:
+async def in_record(client: Asker, run: str, events: Sequence[Event], event: Event) -> Effect | None:
     """Return the effect of an event at a step, measured on the record; None where it changed nothing. `events`: what
     may have disturbed it. Raises what the client raises."""
     step = event.step or 0
     first, last = max(step - EFFECT_STEPS, 1), step + EFFECT_STEPS - 1
-    history = await client.history(run, (_RATE,), first, last, 2 * EFFECT_STEPS)
+    history = await client.ask(HistoryRequest, run, (_RATE,), first, last, 2 * EFFECT_STEPS)
     window = next((series.from_series(sery, last) for sery in history.series if sery.metric == _RATE), None)
     return measured(window, events, event) if window is not None else None
 
@@ -113,16 +104,6 @@ NEWEST_EVENTS = 500
 """Newest events of the run in which disturbances of an effect are looked for."""
 
 
-class PolicySource(HistorySource, Protocol):
-    """The part of an agent's client that this needs."""
-
-    async def policies(self, run: str | None = None) -> Policies: ...
-
-    async def events(
-        self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
-    ) -> Events: ...
-
-
 @dataclass(frozen=True)
 class PolicyReport:
     """An answer of the agent, and what was measured."""
@@ -132,12 +113,12 @@ class PolicyReport:
     measured: Mapping[int, Effect] = field(default_factory=dict)  # by event id, of commands that change speed
 
 
-async def policy_report(client: PolicySource, run: str | None, before: PolicyReport | None = None) -> PolicyReport:
+async def policy_report(client: Asker, run: str | None, before: PolicyReport | None = None) -> PolicyReport:
     """Return the report of now; effects that were complete `before` aren't measured again. Raises TrainctlError if the
     run isn't active."""
-    told = await client.policies(run)
+    told = await client.ask(PoliciesRequest, run)
     actions = [event for policy in told.policies for event in policy.actions]
-    events = (await client.events(told.run, limit=NEWEST_EVENTS, newest=True)).events
+    events = (await client.ask(EventsRequest, told.run, limit=NEWEST_EVENTS, newest=True)).events
     found = dict(before.measured) if before is not None and before.told.run == told.run else {}
     complete = {id for id, effect in found.items() if effect.steps_after >= EFFECT_STEPS}
     for event in actions:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import TrainctlError, UnreachableError
-from trainctl.protocol.messages import Snapshot
+from trainctl.protocol.messages import AttendRequest, HistoryRequest, Snapshot, SnapshotRequest
 from trainctl.tui.state import reducer
 from trainctl.tui.state.lead_client import ATTEND_SECONDS
 from trainctl.tui.state.merged_log import PART_BYTES, LogTail, failed, take
@@ -64,7 +64,7 @@ class LiveFeed:
         """Raise TrainctlError."""
         if self.client is None:
             raise UnreachableError("no agent answers yet")
-        return await self.client.lead.snapshot(SNAPSHOT_COLUMNS, run)
+        return await self.client.lead.ask(SnapshotRequest, SNAPSHOT_COLUMNS, run)
 
     async def follow_run(self, run: str) -> bool:
         """Follow another active run's lead from here on; False if no agent leads it. Raises TrainctlError."""
@@ -116,7 +116,7 @@ class LiveFeed:
             client = self.client
             if client is not None:
                 with contextlib.suppress(TrainctlError):
-                    reply = await client.lead.attend(viewer, read_only=read_only())
+                    reply = await client.lead.ask(AttendRequest, viewer, client.by[:64], read_only=read_only())
                     self._live = dataclasses.replace(self.live, viewers=reply.viewers)
             await asyncio.sleep(ATTEND_SECONDS if client is not None else RETRY_SECONDS)
 
@@ -139,7 +139,9 @@ class LiveFeed:
         with contextlib.suppress(TrainctlError):
             first = max(run.step - _HISTORY_STEPS + 1, 0)
             metrics = tuple(dict.fromkeys((*_HISTORY_METRICS, run.rate_metric)))
-            history = await self.client.lead.history(run.run, metrics, first_step=first, columns=_HISTORY_STEPS)
+            history = await self.client.lead.ask(
+                HistoryRequest, run.run, metrics, first_step=first, columns=_HISTORY_STEPS
+            )
             self._live = reducer.apply_history(self.live, run.run, history)
 
 

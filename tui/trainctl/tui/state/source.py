@@ -16,64 +16,29 @@ from trainctl.protocol.errors import RefusedError, TrainctlError, UnreachableErr
 from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
     Alerts,
+    Asker,
     CommandReply,
-    DiagnosisReply,
-    Events,
-    History,
     LogPart,
+    LogRequest,
     NodeView,
-    Pairs,
-    Policies,
     Profiles,
+    ProfilesRequest,
     Runs,
+    RunsRequest,
     RunSummary,
-    Samples,
     Snapshot,
-    TracePart,
-    Traces,
-    Viewers,
-    Works,
+    SnapshotRequest,
 )
 from trainctl.protocol.messages.verbs import VERBS, Acknowledge, Mute, args_type
-
-
-class LeadAgent(Protocol):
-    """The part of the conducting agent's client that the screens ask; errors are that client's."""
-
-    async def snapshot(self, columns: int = 120, run: str | None = None) -> Snapshot: ...
-
-    async def history(
-        self, run: str, metrics: tuple[str, ...], first_step: int = 0, last_step: int | None = None, columns: int = 120
-    ) -> History: ...
-
-    async def works(self) -> Works: ...
-
-    async def events(
-        self, run: str | None = None, after_id: int = 0, limit: int = 200, newest: bool = False
-    ) -> Events: ...
-
-    async def samples(
-        self, run: str | None = None, after_row: int = 0, limit: int = 100, newest: bool = False
-    ) -> Samples: ...
-
-    async def pairs(self, run: str | None = None, limit: int = 20) -> Pairs: ...
-
-    async def traces(self, run: str | None = None) -> Traces: ...
-
-    async def trace_part(self, run: str, node: str, file: str, offset_bytes: int) -> TracePart: ...
-
-    async def policies(self, run: str | None = None) -> Policies: ...
-
-    async def diagnosis(self, run: str | None = None) -> DiagnosisReply: ...
-
-    async def attend(self, viewer: str = "", *, read_only: bool = False, leaving: bool = False) -> Viewers: ...
 
 
 class Source(Protocol):
     """The agents that the screens follow; `lead` is the one that conducts."""
 
+    by: str  # name that the person at the screens goes by
+
     @property
-    def lead(self) -> LeadAgent: ...
+    def lead(self) -> Asker: ...
 
     def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]: ...
 
@@ -102,7 +67,7 @@ class ClusterSource:
 
     def __init__(self, address: str, *, by: str, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> None:
         """Take any agent's address; `timeout_seconds`: how long an agent may take to answer."""
-        self.address, self._by, self._timeout_seconds = address, by, timeout_seconds
+        self.address, self.by, self._timeout_seconds = address, by, timeout_seconds
         self._clients = contextlib.AsyncExitStack()
         self.lead = self._client_of(address)  # of the agent that conducts
         self._addresses: dict[str, str] = {}  # of the other nodes' agents
@@ -120,7 +85,7 @@ class ClusterSource:
         await self._clients.aclose()
 
     def _client_of(self, address: str) -> Client:
-        return Client(address, by=self._by, timeout_seconds=self._timeout_seconds)
+        return Client(address, by=self.by, timeout_seconds=self._timeout_seconds)
 
     async def follow(self, columns: int = 120) -> AsyncGenerator[tuple[str, Item], None]:
         """Yield node and message as `attach_cluster` gives them; requests go to the agent whose snapshot came last."""
@@ -131,7 +96,7 @@ class ClusterSource:
 
     async def _follow_from(self, address: str, columns: int) -> AsyncGenerator[tuple[str, Item], None]:
         """Yield the messages until another address is to be followed."""
-        async with contextlib.aclosing(attach_cluster(address, columns, by=self._by)) as items:
+        async with contextlib.aclosing(attach_cluster(address, columns, by=self.by)) as items:
             async for node, item in items:
                 if self.address != address:
                     return
@@ -150,7 +115,7 @@ class ClusterSource:
         if node.address == self.lead.address:
             return
         with contextlib.suppress(TrainctlError):
-            if (await self._first.snapshot(0)).node.boot == node.boot:
+            if (await self._first.ask(SnapshotRequest, 0)).node.boot == node.boot:
                 self.lead = self._first
                 return
         self.lead = await self._clients.enter_async_context(self._client_of(node.address))
@@ -193,7 +158,7 @@ class ClusterSource:
     async def runs(self) -> Runs:
         """Return the runs of all agents, each as its lead has it; those of an agent that doesn't answer are left
         out."""
-        own = await self.lead.runs()
+        own = await self.lead.ask(RunsRequest)
         others = [address for node, address in self._addresses.items() if node != self._main]
         if not others:
             return own
@@ -209,9 +174,9 @@ class ClusterSource:
         """Return the profiles of a node, from its own agent."""
         address = self._addresses.get(node, self.lead.address)
         if node == self._main or address == self.lead.address:
-            return await self.lead.profiles()
+            return await self.lead.ask(ProfilesRequest)
         async with self._client_of(address) as client:
-            return await client.profiles()
+            return await client.ask(ProfilesRequest)
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> LogPart:
         """Return a part of a log from the node's own agent; where that can't be reached from here, through the one that
@@ -220,16 +185,16 @@ class ClusterSource:
         late = time.monotonic() - self._unreached.get(address or "", -UNREACHED_SECONDS) < UNREACHED_SECONDS
         if address is not None and node != self._main and not late:
             try:
-                return await (await self._other(address)).log(run, rank, offset_bytes, limit_bytes)
+                return await (await self._other(address)).ask(LogRequest, run, rank, offset_bytes, limit_bytes)
             except UnreachableError:
                 self._unreached[address] = time.monotonic()
             except RefusedError:
                 pass  # it has no such run, or not this rank's log: the one that conducts knows whom to ask
-        return await self.lead.log(run, rank, offset_bytes, limit_bytes)
+        return await self.lead.ask(LogRequest, run, rank, offset_bytes, limit_bytes)
 
     async def _other(self, address: str) -> Client:
         if address not in self._others:
-            made = Client(address, by=self._by, timeout_seconds=LOG_SECONDS)
+            made = Client(address, by=self.by, timeout_seconds=LOG_SECONDS)
             self._others[address] = made
             await self._clients.enter_async_context(made)
         return self._others[address]

@@ -10,7 +10,17 @@ import msgspec
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import Event, RunView, Sample, StepCommitted
+from trainctl.protocol.messages import (
+    Event,
+    EventsRequest,
+    HistoryRequest,
+    RunView,
+    Sample,
+    SamplesRequest,
+    SnapshotRequest,
+    StepCommitted,
+    StepsRequest,
+)
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.export.mirror.metrics import RANK_METRICS, Part, of_part
@@ -87,13 +97,13 @@ class AgentSource:
 
     def __init__(self, client: BlockingClient, run: str | None) -> None:
         self._client = client
-        view = client.snapshot(0, run).run
+        view = client.ask(SnapshotRequest, 0, run).run
         if view is None:
             raise InvalidInputError("run", "the agent has no run yet: start one with trainctl run RUN.toml")
         self.run, self._view = view.run, view
 
     def view(self) -> RunView | None:
-        self._view = self._client.snapshot(0, self.run).run or self._view
+        self._view = self._client.ask(SnapshotRequest, 0, self.run).run or self._view
         return self._view
 
     def config(self) -> Mapping[str, Any]:
@@ -110,16 +120,16 @@ class AgentSource:
         return {rank.rank: rank.node for rank in self._view.ranks}
 
     def steps(self, after: int, limit: int = PAGE) -> tuple[tuple[StepCommitted, ...], bool]:
-        found = self._client.steps(self.run, after, min(limit, PAGE))
+        found = self._client.ask(StepsRequest, self.run, after, min(limit, PAGE))
         return found.steps, found.more
 
     def parts(self, steps: Sequence[int]) -> list[Part]:
-        told = self._client.history(self.run, ())
+        told = self._client.ask(HistoryRequest, self.run, ())
         said = {**RANK_METRICS, **{name: name for name in told.own_metrics}}
         found: dict[tuple[int, int], dict[str, float]] = {}
         for question in questions(tuple(said), steps, len(self._view.ranks), told.values_from):
             asked = question.steps
-            history = self._client.history(self.run, question.names, asked[0], asked[-1], question.columns)
+            history = self._client.ask(HistoryRequest, self.run, question.names, asked[0], asked[-1], question.columns)
             for step, rank, name, value in values(history, asked):
                 if rank is not None:
                     found.setdefault((step, rank), {})[said[name]] = value
@@ -129,7 +139,7 @@ class AgentSource:
         """Return the evaluations. Where buckets are larger than a step, what is in each is asked for by itself."""
         columns = min(last - first + 1, MOST_COLUMNS)
         names = ("eval_loss", *sorted(dict(self._view.eval_values)))[:_MOST_METRICS]
-        losses, *others = self._client.history(self.run, names, first, last, columns).series
+        losses, *others = self._client.ask(HistoryRequest, self.run, names, first, last, columns).series
         if losses.bucket_steps > 1:
             parts = (self.evaluations(max(first, at), min(last, at + losses.bucket_steps - 1)) for at in losses.steps)
             return {step: one for part in parts for step, one in part.items()}
@@ -141,10 +151,10 @@ class AgentSource:
         return {step: Evaluated(loss, None, values.get(step, {})) for step, loss in steps}
 
     def events(self, after_id: int, limit: int = PAGE) -> tuple[Event, ...]:
-        return self._client.events(self.run, after_id, min(limit, PAGE)).events
+        return self._client.ask(EventsRequest, self.run, after_id, min(limit, PAGE)).events
 
     def samples(self, after_row: int) -> tuple[tuple[Sample, ...], int]:
-        found = self._client.samples(self.run, after_row)
+        found = self._client.ask(SamplesRequest, self.run, after_row)
         return found.samples, found.last_row
 
 
