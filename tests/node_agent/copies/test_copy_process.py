@@ -28,7 +28,7 @@ from trainctl.node_agent.copies.copy_process import CopyError, CopyLine, copier,
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.copy_mark import COMMAND_VARIABLE, COPYING, step_in_copy
-from trainctl.trainer.checkpoints import files, retention
+from trainctl.trainer.checkpoints import files
 
 SOON = (0.01, 0.01)
 
@@ -348,7 +348,7 @@ def test_what_is_being_copied_stays_and_another_process_waits_for_its_turn(run, 
         wait_for(lambda: step_in_copy(run / "checkpoints"))
         for step in (4, 5):
             written(run, step)
-        retention.prune(run / "checkpoints", 2, [])
+        files.prune(run / "checkpoints", 2, [])
         assert [path.name for path in checkpoints.listed(run / "checkpoints")] == ["step-5", "step-4", "step-3"]
         with started(run, str(tmp_path / "there")) as other:
             wait_for(lambda: waits_for_its_turn(other.pid))
@@ -358,7 +358,7 @@ def test_what_is_being_copied_stays_and_another_process_waits_for_its_turn(run, 
             gate.write_text("continue\n")
             assert lines_of(held) == [(3, "copying"), (3, "copied"), (5, "copying"), (5, "copied")]
             assert lines_of(other) == [(5, "copying"), (5, "copied")], "its agent hears how the copy went"
-    retention.prune(run / "checkpoints", 2, [])
+    files.prune(run / "checkpoints", 2, [])
     assert [path.name for path in checkpoints.listed(run / "checkpoints")] == ["step-5", "step-4"]
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.node_agent.support.simulation import durable
 
-from trainctl.trainer.checkpoints.retention import spare
+from trainctl.trainer.checkpoints.files import spare
 
 NEW = durable(("a",), 4)
 

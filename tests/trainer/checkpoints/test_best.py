@@ -7,7 +7,7 @@ from tests.trainer.support.trained_run import TrainedRun
 
 from trainctl.protocol.record.checkpoints import best_checkpoint, best_step, listed
 from trainctl.protocol.record.rollups import Evaluation
-from trainctl.trainer.checkpoints.retention import spare
+from trainctl.trainer.checkpoints.files import spare
 
 NAN = float("nan")
 

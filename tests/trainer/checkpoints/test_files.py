@@ -15,7 +15,7 @@ from tests.trainer.support.written_checkpoints import loop_of, write_small
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
-from trainctl.trainer.checkpoints import files, retention
+from trainctl.trainer.checkpoints import files
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_those_superseded_go_once_the_run_is_as_far_again(small, tmp_path):
         small(step)
     checkpoints.supersede(folder, 5)
     for step, left in ((8, ["superseded-step-10", "superseded-step-15"]), (10, ["superseded-step-15"]), (20, [])):
-        retention.prune(folder, 9, [small(step)])
+        files.prune(folder, 9, [small(step)])
         assert sorted(path.name for path in folder.glob("superseded-*")) == left
 
 
@@ -126,7 +126,7 @@ def test_leftovers_of_dead_writers_go_when_older_checkpoints_do(small, tmp_path,
     for name in (f".step-7.{dead_pid}.part", f".step-3.{dead_pid}.old", ".step-1.gone", living):
         (folder / name).mkdir()
         (folder / name / "model.safetensors").write_bytes(b"x")
-    retention.prune(folder, 2, [written])
+    files.prune(folder, 2, [written])
     assert sorted(path.name for path in folder.iterdir()) == [living, "step-2", "step-3"]
 
 

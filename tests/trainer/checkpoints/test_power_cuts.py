@@ -12,7 +12,7 @@ from trainctl.node_agent.copies import copy_process
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import sync
 from trainctl.protocol.record import checkpoints
-from trainctl.trainer.checkpoints import files, retention
+from trainctl.trainer.checkpoints import files
 
 
 def loaded(folder):
@@ -110,7 +110,7 @@ def test_one_that_is_there_already_is_on_the_disk_before_older_ones_go(write, tm
     disk.holds({"step-2": "step-2", "step-3": "step-3"})
     with disk.recorded():
         write(4, 4.0)
-        retention.prune(folder.parent, 2, [folder])
+        files.prune(folder.parent, 2, [folder])
     left = cut_anywhere(disk, tmp_path / "cuts")
     assert [path.name for path in checkpoints.listed(folder.parent)] == ["step-4", "step-3"]
     assert all({2, 3} <= {*steps} or {3, 4} <= {*steps} for steps in left), left

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.trainer.support.trained_run import TrainedRun
 
 from trainctl.protocol.record import checkpoints
-from trainctl.trainer.checkpoints.retention import prune, spare
+from trainctl.trainer.checkpoints.files import prune, spare
 
 
 @pytest.mark.parametrize(("keep_last", "keep_every", "kept", "left"), [

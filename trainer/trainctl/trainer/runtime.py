@@ -70,7 +70,7 @@ class Trainer:
         self._metrics = MetricsWriter(paths.rank_record(who.rank), who.node)
         record = RecordSync(paths, self._metrics, rank.progress, lambda: control.is_away)
         control.on_recorded = record.plan
-        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, copied, record)
+        self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, copied, record.wait)
         control.checkpoint_state = self.checkpointer.state
         self._family = model_family(Path(config.model.path))
         self._sampler = Sampler(config, backend, rank.progress, rank.status)

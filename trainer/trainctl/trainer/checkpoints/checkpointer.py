@@ -90,12 +90,12 @@ class Checkpointer:
         saver: Saver,
         send: Callable[[FromTrainer], None],
         copied: Path | None = None,
-        record: RecordSync | None = None,
+        wait_for_record: Callable[[StepPlan | None], None] = lambda _: None,
     ) -> None:
         """`copied`: the run's folder of checkpoints if the agent copies them elsewhere; of a plan's writers, the first
-        one marks them. If that fails to write, the conductor plans the checkpoint again, first by another. `record` is
-        what must be on its disk before a checkpoint."""
-        self._marked, self._record = copied, record
+        one marks them. If that fails to write, the conductor plans the checkpoint again, first by another.
+        `wait_for_record` returns once a plan's record is on its disk, which comes before its checkpoint."""
+        self._marked, self._wait_for_record = copied, wait_for_record
         self._last: int | None = None  # step of the newest checkpoint that was marked
         self._run, self._rank, self._saver, self._send = run, rank, saver, send
         self._copied: tuple[Copied, StepPlan | None] | None = None
@@ -110,7 +110,7 @@ class Checkpointer:
         self.wait()
         version = self._saver.version
         self._mark(plan, plan.step)
-        info = self._saver.write(partial(self._sync_record, plan))
+        info = self._saver.write(partial(self._wait_for_record, plan))
         self._written = version
         return info
 
@@ -182,7 +182,7 @@ class Checkpointer:
         assert self._meter is not None
         try:
             self._mark(plan, step)
-            info = self._saver.write_copy(copied, self._meter, partial(self._sync_record, plan))
+            info = self._saver.write_copy(copied, self._meter, partial(self._wait_for_record, plan))
         except Exception as error:  # noqa: BLE001  the agent is to know of any
             problem = f"checkpoint failed: {first_line(error)}"
             unexpected = None if isinstance(error, CHECKPOINT_FAILURES) else error
@@ -202,10 +202,6 @@ class Checkpointer:
         )
         self._meter = None
         self._send(self._newest)
-
-    def _sync_record(self, plan: StepPlan | None) -> None:
-        if self._record is not None:
-            self._record.wait(plan)
 
     def _mark(self, plan: StepPlan | None, step: int) -> None:
         """Have the agent copy a checkpoint once it is complete, if that is this rank's part. A disk that refuses costs

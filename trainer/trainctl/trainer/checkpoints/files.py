@@ -1,4 +1,4 @@
-"""Checkpoint files: written whole or not at all, and loaded to resume.
+"""Checkpoint files: written whole or not at all, loaded to resume, and removed once newer ones have been read back.
 
 A checkpoint folder is itself a Hugging Face directory (config.json, model.safetensors in float32, tokenizer files), or
 with an adapter a directory of peft's (adapter_config.json, adapter_model.safetensors), so any tool can load it. Beside
@@ -10,9 +10,11 @@ manifest.json, written last.
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -34,10 +36,14 @@ from trainctl.protocol.record.checkpoints import (
     FileEntry,
     Manifest,
     digest_of,
+    first_of_each,
     is_left_by_dead,
+    listed,
+    outdated,
     read_manifest,
     verify,
 )
+from trainctl.protocol.record.copy_mark import step_in_copy
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends.backend import State
 from trainctl.trainer.checkpoints.chunked_tensors import ZSTD_SUFFIX, Meter, read_back, read_tensors, write_tensors
@@ -64,6 +70,7 @@ CARRIED_FILES = (
 """Files of a model's tokenizer, chat template and generation, which a checkpoint has too."""
 _STORED_AS = {"exp_avg": "first", "exp_avg_sq": "second"}
 """Slots that have another name in a checkpoint."""
+_NUMBER = re.compile(r"step-(\d+)")
 
 
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,12 +253,10 @@ def _seal(work: Path, run: str, step: int, about: About, hashed: dict[str, FileE
 
 def _same(folder: Path, manifest: Manifest) -> Manifest | None:
     """Return the manifest of the checkpoint at `folder`, if it is whole and its files are those of `manifest`."""
-    try:
+    with suppress(InvalidInputError):
         there = read_manifest(folder)
         if (there.run, there.step, there.files) == (manifest.run, manifest.step, manifest.files):
             return verify(folder)
-    except InvalidInputError:
-        pass
     return None
 
 
@@ -273,3 +278,51 @@ def _publish(work: Path, folder: Path) -> None:
             if aside.exists():
                 aside.rename(folder)
     shutil.rmtree(aside, ignore_errors=True)
+
+
+# ------------------------------------------------------------ those that stay
+
+
+def spare(steps: Sequence[int], keep_last: int, keep_every: int, kept: Collection[int]) -> list[int]:
+    """Return the steps that go: all but the `keep_last` highest, the first at or after each multiple of
+    `keep_every` (0: none), and `kept`."""
+    stay = {*sorted(steps, reverse=True)[:keep_last], *first_of_each(steps, keep_every), *kept}
+    return [step for step in steps if step not in stay]
+
+
+def prune(checkpoints: Path, keep_last: int, kept: Collection[Path], keep_every: int = 0) -> None:
+    """Remove what `spare` names, and what is superseded of steps up to the newest one; each loses its name before its
+    files. One that is being copied elsewhere stays until the next time. Raises OSError about the first that couldn't be
+    removed, once all others are gone."""
+    tidy(checkpoints)
+    copied = step_in_copy(checkpoints)
+    by_step = {step_of(folder): folder for folder in listed(checkpoints)}
+    stay = [step_of(path) for path in kept] + ([copied] if copied is not None else [])
+    spared = [by_step[step] for step in spare([*by_step], keep_last, keep_every, stay)]
+    problems = list[OSError]()
+    for folder in [*spared, *(path for path in outdated(checkpoints) if path not in kept)]:
+        try:
+            gone = folder.with_name(f".{folder.name}.gone")
+            shutil.rmtree(gone, ignore_errors=True)
+            folder.rename(gone)
+            shutil.rmtree(gone)
+        except OSError as error:
+            problems.append(error)
+    if problems:
+        raise problems[0]
+
+
+def kept_steps(checkpoints: Path) -> tuple[int, ...]:
+    """Return the steps of the folders that have a manifest, ascending."""
+    steps = []
+    for folder in listed(checkpoints):
+        with suppress(InvalidInputError):
+            steps.append(read_manifest(folder).step)
+    return tuple(sorted(steps))
+
+
+def step_of(folder: Path) -> int:
+    """Return the step in a folder's name: of `step-7`, or of one that was set aside under that name, 7."""
+    match = _NUMBER.search(folder.name)
+    assert match is not None, folder
+    return int(match[1])

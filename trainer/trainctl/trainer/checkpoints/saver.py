@@ -30,7 +30,7 @@ from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import Evaluation
 from trainctl.trainer.backends.backend import Backend, SlotName, State
 from trainctl.trainer.backends.passes import Array
-from trainctl.trainer.checkpoints import files, retention
+from trainctl.trainer.checkpoints import files
 from trainctl.trainer.collective.shared_buffer import layout_digest
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
@@ -158,14 +158,14 @@ class Saver:
         one stays, and no other goes because of it: its own evaluation may still come."""
         table, problem = self._config.checkpoint, ""
         try:
-            best = best_checkpoint(self._paths, retention.step_of(newest)) if table.keep_best else None
+            best = best_checkpoint(self._paths, files.step_of(newest)) if table.keep_best else None
             kept = [newest, *([best] if best else [])]
-            retention.prune(self._paths.checkpoints, table.keep_last, kept, table.keep_every)
+            files.prune(self._paths.checkpoints, table.keep_last, kept, table.keep_every)
         except Exception as error:  # noqa: BLE001  the checkpoint is complete, whatever its neighbours do
             problem = first_line(error)
             log.warning("older checkpoints couldn't be removed: %s", problem)
         try:
-            return retention.kept_steps(self._paths.checkpoints), problem
+            return files.kept_steps(self._paths.checkpoints), problem
         except OSError as error:
             return (), problem or first_line(error)
 
