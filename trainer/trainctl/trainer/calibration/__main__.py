@@ -40,8 +40,7 @@ from trainctl.protocol.machine import speeds
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.backends.load import import_library, load
-from trainctl.trainer.calibration.device_speed import MATMUL_SECONDS, copy_rate, matmul_rates
-from trainctl.trainer.calibration.step_runner import StepRunner
+from trainctl.trainer.calibration.measurements import MATMUL_SECONDS, StepRunner, copy_rate, matmul_rates
 from trainctl.trainer.calibration.sweep import GRID_SECONDS, SWEEP_SECONDS, Sweep
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line

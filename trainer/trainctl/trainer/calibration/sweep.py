@@ -6,13 +6,13 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from trainctl.protocol.calibration.peak import FALLS, between, has_fallen, next_micro
 from trainctl.protocol.calibration.profile import GridPoint, Pass
+from trainctl.trainer.calibration.measurements import StepRunner, StepTime
 from trainctl.trainer.common.errors import DeviceMemoryError
 
 SWEEP_SECONDS: Final = 18.0
@@ -35,27 +35,11 @@ LONG_SECONDS: Final = 0.5
 """Time of a step above which it is measured once."""
 
 
-@dataclass(frozen=True)
-class StepTime:
-    """A whole step."""
-
-    seconds: float
-    optimizer_seconds: float  # the update, and what else isn't part of a pass: norms, cleared sums, the report
-
-
-class Timer(Protocol):
-    """Times passes and steps; raises DeviceMemoryError where a micro-batch doesn't fit."""
-
-    def time_pass(self, micro: int) -> Pass: ...
-    def time_again(self, timed: Pass) -> Pass: ...
-    def step(self, micro: int, samples: int) -> StepTime: ...
-
-
 class Sweep:
     """Passes and steps that were measured. A size that runs out of memory isn't tried again, nor a larger one."""
 
     def __init__(
-        self, timer: Timer, changed: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self, timer: StepRunner, changed: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`changed` is called after each measurement, with a line for people, which may be empty."""
         self._timer, self._changed, self._clock = timer, changed, clock

@@ -1,28 +1,29 @@
-"""One rank alone that runs the product's own steps; without a learning rate, the weights stay as they are."""
+"""Measurements of a device: passes and steps of the product's own, by one rank alone without a learning rate, so that
+the weights stay as they are; the best rate of matrix products by data type; and the bandwidth of the memory.
+"""
 
 import contextlib
 import ctypes
-import dataclasses
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
 import numpy as np
 
-from trainctl.protocol.calibration.profile import Pass
+from trainctl.protocol.calibration.profile import MatmulRate, Pass
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import Form, Generation, PlanKind, Range, RankWork, Report, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.backend import Backend
-from trainctl.trainer.calibration.sweep import StepTime
 from trainctl.trainer.common.errors import DeviceMemoryError
-from trainctl.trainer.data.batch import Batch
-from trainctl.trainer.data.growing_dataset import TrainingData
+from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices, ranges_of
 from trainctl.trainer.loop import train
 from trainctl.trainer.reference import wants_reference
@@ -39,6 +40,31 @@ MAX_PIECES: Final = 32
 MAX_SECONDS: Final = 3.0
 """Time for one micro-batch after which it isn't repeated."""
 _GENERATION: Final = Generation(1, 1)
+DTYPES: Final = ("float32", "bfloat16", "float16")
+SIZES: Final = (256, 512, 1024, 2048, 4096, 8192)
+"""Rows and columns of the matrices."""
+MATMUL_SECONDS: Final = 6.0
+"""Time for products in all data types of a calibration of 60 s; a size that would take longer isn't measured."""
+MATMUL_REPEATS: Final = 3
+"""Times that work is measured, of which the fastest counts."""
+CORE_SIZE: Final = 512
+"""Largest matrices for the rate of one core."""
+COPY_BYTES: Final = 256 << 20
+"""Bytes of the block whose copying measures memory: larger than the caches of processors."""
+CUDA_COPY_BYTES: Final = 1 << 30
+"""The same on a CUDA device, whose start of a copy takes some 20 microseconds."""
+MIN_COPY_BYTES: Final = 16 << 20
+"""Bytes of the smallest block that is tried where memory is short."""
+Work = Callable[[], object]
+"""What is timed."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A whole step."""
+
+    seconds: float
+    optimizer_seconds: float  # the update, and what else isn't part of a pass: norms, cleared sums, the report
 
 
 class StepRunner:
@@ -49,7 +75,7 @@ class StepRunner:
         config: RunFile,
         node: str,
         backend: Backend,
-        data: TrainingData,
+        data: Dataset,
         folder: Path,
         trying: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -60,12 +86,13 @@ class StepRunner:
         self._progress.load(0, 0)
         self._progress.form(Form(run="calibration", generation=_GENERATION, engine="none", ranks=(0,)))
         self._status = StatusWriter(folder / "status", os.getpid())
-        rank_data = cast(TrainingData, _WithReference(data)) if wants_reference(config) else data
+        if wants_reference(config):  # zeros cost as much time as the real values, which may take hours to compute
+            data.attach_reference(np.broadcast_to(np.float32(0), (data.counted,)))
         self._rank = Rank(
             Identity("calibration", node, 0),
             Settings.of(config, node),
             backend,
-            rank_data,
+            data,
             self._progress,
             self._status,
             lambda _: None,
@@ -170,16 +197,97 @@ class StepRunner:
         return report
 
 
-class _WithReference:
-    """Data whose reference log-probabilities are zeros: they cost as much time and memory as the real ones, which may
-    take hours to compute."""
+# ------------------------------------------------------------ products and copies
 
-    def __init__(self, data: TrainingData) -> None:
-        self._data = data
 
-    def batch(self, indices: Indices) -> Batch:
-        batch = self._data.batch(indices)
-        return dataclasses.replace(batch, reference=np.zeros(batch.inputs.shape, np.float32))
+def matmul_rates(backend: Backend, seconds: float = MATMUL_SECONDS) -> Iterator[MatmulRate]:
+    """Yield the rate of one data type after another; `seconds`: for all of them. Only torch on a CPU can be measured
+    with one core: MLX doesn't let a program choose its threads."""
+    each = seconds / 2 / len(DTYPES)
+    for dtype in DTYPES:
+        gflops, per_core = _best_gflops(backend, dtype, SIZES[-1], each), None
+        if backend.name == "torch" and backend.device.startswith("cpu"):
+            import torch
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._data, name)
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                per_core = _best_gflops(backend, dtype, CORE_SIZE, each)
+            finally:
+                torch.set_num_threads(threads)
+        if gflops:
+            yield MatmulRate(dtype, gflops, per_core or None)
+
+
+def copy_rate(backend: Backend) -> float | None:
+    """Return the bytes read and written per second, of smaller blocks where memory is short; None without any."""
+    size = CUDA_COPY_BYTES if backend.device.startswith("cuda") else COPY_BYTES
+    while size >= MIN_COPY_BYTES:
+        if (seconds := _fastest_seconds(backend, partial(_copy, size))) is not None:
+            return 2 * size / seconds
+        size //= 2
+    return None
+
+
+def _best_gflops(backend: Backend, dtype: str, largest: int, most_seconds: float) -> float:
+    best, deadline = 0.0, time.monotonic() + most_seconds
+    for size in (size for size in SIZES if size <= largest):
+        seconds = _fastest_seconds(backend, partial(_product, dtype, size))
+        if seconds is None:
+            break
+        best = max(best, 2 * size**3 / seconds / 1e9)
+        if time.monotonic() + 8 * seconds * (MATMUL_REPEATS + 2) > deadline:  # the next size has eight times the work
+            break
+    return best
+
+
+def _fastest_seconds(backend: Backend, prepare: Callable[[Backend], Work]) -> float | None:
+    """Return the seconds of work after a time that warms up, None if memory is too short. Short work is repeated until
+    the clock can tell."""
+    try:
+        work = prepare(backend)
+        _mean_seconds(backend, work, 1)
+        count = max(1, min(1000, math.ceil(0.01 / max(_mean_seconds(backend, work, 1), 1e-7))))
+        return min(_mean_seconds(backend, work, count) for _ in range(MATMUL_REPEATS))
+    except (RuntimeError, MemoryError) as error:
+        if not backend.is_out_of_memory(error):
+            raise
+        return None
+
+
+def _mean_seconds(backend: Backend, work: Work, count: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(count):
+        work()
+        backend.wait()
+    return (time.perf_counter() - begun) / count
+
+
+def _product(dtype: str, size: int, backend: Backend) -> Work:
+    """Return a product of two square matrices, with torch of random values: constant ones need less power, and a GPU
+    would then be up to 13 % faster."""
+    if backend.name == "mlx":
+        import mlx.core as mx
+
+        ones = [mx.ones((size, size), getattr(mx, dtype)) for _ in range(2)]
+        mx.eval(ones)
+        return lambda: mx.eval(ones[0] @ ones[1])
+    import torch
+
+    left = torch.randn(size, size, dtype=getattr(torch, dtype), device=backend.device.split()[0])
+    right, out = left.flip(0), torch.empty_like(left)
+    return lambda: torch.mm(left, right, out=out)
+
+
+def _copy(size_bytes: int, backend: Backend) -> Work:
+    """Return the copying of a block."""
+    if backend.name == "mlx":
+        import mlx.core as mx
+
+        ones = mx.ones((size_bytes // 4,), mx.float32)
+        mx.eval(ones)
+        return lambda: mx.eval(mx.negative(ones))
+    import torch
+
+    block, out = (torch.ones(size_bytes // 4, device=backend.device.split()[0]) for _ in range(2))
+    return lambda: out.copy_(block)
