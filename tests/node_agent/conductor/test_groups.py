@@ -8,7 +8,7 @@ from tests.node_agent.support.simulation import Simulation, check_ledger, config
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.conductor import Conductor
-from trainctl.node_agent.conductor.rendezvous import FAILURES, OFFER_SECONDS
+from trainctl.node_agent.conductor.group import FAILURES, OFFER_SECONDS
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.runs import restore

@@ -7,7 +7,7 @@ from tests.node_agent.support.simulation import Simulation, check_ledger, config
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.deadlines import JOINS
-from trainctl.node_agent.conductor.rendezvous import FAILURES
+from trainctl.node_agent.conductor.group import FAILURES
 
 COMMANDS: tuple[tuple[str, dict], ...] = (
     ("resize-batch", {"micro": 1}), ("resize-batch", {"micro": 3}), ("resize-batch", {"micro": 9}),

@@ -18,7 +18,7 @@ from tests.trainer.support.families import EACH, SMALL, save
 from tests.trainer.support.passes import blocks
 from tests.trainer.support.seq2seq_model import make_seq2seq_model
 
-from trainctl.node_agent.conductor import probes
+from trainctl.node_agent.planning import probes
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
 from trainctl.trainer.backends.backend import Backend

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from trainctl.node_agent.conductor.deadlines import GAP_SECONDS
-from trainctl.node_agent.conductor.rendezvous import Rendezvous
+from trainctl.node_agent.conductor.group import Rendezvous
 from trainctl.node_agent.conductor.state import ConductorState, Pending
 from trainctl.node_agent.planning.durable import Writing
 from trainctl.node_agent.planning.throughput import write_seconds

@@ -3,9 +3,9 @@
 from typing import assert_never
 
 from trainctl.node_agent.conductor.events import Commanded, Happened
+from trainctl.node_agent.conductor.group import Rendezvous
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.proposals import Proposals
-from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import EXPIRED, ConductorState, Pending
 from trainctl.node_agent.planning import edits, plans
 from trainctl.node_agent.planning.durable import Rollback, Settings

@@ -12,6 +12,7 @@ from math import inf
 from trainctl.node_agent.autopilot.policy import Stepped
 from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.commands import Commands
+from trainctl.node_agent.conductor.endings import Final, Shutdown, StopTimeout
 from trainctl.node_agent.conductor.events import (
     Commanded,
     Computing,
@@ -28,12 +29,11 @@ from trainctl.node_agent.conductor.events import (
     Ticked,
 )
 from trainctl.node_agent.conductor.failures import Failures, Hangs, Regroup
+from trainctl.node_agent.conductor.group import Rank, Rendezvous
 from trainctl.node_agent.conductor.in_flight import PlanInFlight
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.proposals import Proposals
-from trainctl.node_agent.conductor.rendezvous import Rank, Rendezvous
 from trainctl.node_agent.conductor.restarts import Departures, Restarts
-from trainctl.node_agent.conductor.shutdown import Final, Shutdown, StopTimeout
 from trainctl.node_agent.conductor.state import (
     CannotGoOnError,
     ConductorState,

@@ -6,8 +6,8 @@ has none, for it may just be slow: that is reported, once for each plan. One tha
 
 import dataclasses
 
+from trainctl.node_agent.conductor.group import GRACE_SECONDS, JOIN_SECONDS, Rendezvous
 from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
-from trainctl.node_agent.conductor.rendezvous import GRACE_SECONDS, JOIN_SECONDS, Rendezvous
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning.throughput import Rates, level_seconds, sum_seconds, write_seconds
 from trainctl.protocol.batch.step_model import StepModel

@@ -6,11 +6,11 @@ from math import inf
 from typing import Literal
 
 from trainctl.node_agent.conductor.deadlines import HUNG_PART, Deadlines
+from trainctl.node_agent.conductor.endings import Shutdown
 from trainctl.node_agent.conductor.events import Kill, RankEnded, RankSilent
+from trainctl.node_agent.conductor.group import Rendezvous
 from trainctl.node_agent.conductor.pipeline import Pipeline
-from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.restarts import Restarts
-from trainctl.node_agent.conductor.shutdown import Shutdown
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.protocol.messages import Fenced, GroupFailed, TrainerFailed
 from trainctl.protocol.messages.events import RankChanged

@@ -14,9 +14,9 @@ from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.deadlines import Deadlines
 from trainctl.node_agent.conductor.events import Commanded, Issue, caused
+from trainctl.node_agent.conductor.group import Rendezvous
 from trainctl.node_agent.conductor.in_flight import Commits, Half, InFlight, PlanInFlight
 from trainctl.node_agent.conductor.proposals import Proposals
-from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.restarts import Departures
 from trainctl.node_agent.conductor.side_plans import PeriodicPlans
 from trainctl.node_agent.conductor.state import EXPIRED, ConductorState, NobodyLeftError, Pending, SideKind

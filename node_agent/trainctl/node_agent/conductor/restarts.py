@@ -8,8 +8,8 @@ import msgspec
 
 from trainctl.node_agent.autopilot.policy import MemoryDeath
 from trainctl.node_agent.conductor.events import Kill, Start, Tell
+from trainctl.node_agent.conductor.group import Rendezvous
 from trainctl.node_agent.conductor.proposals import Proposals
-from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import share_edits
 from trainctl.protocol.messages import Leave

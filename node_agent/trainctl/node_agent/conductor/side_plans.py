@@ -6,15 +6,14 @@ from collections.abc import Mapping
 import msgspec
 
 from trainctl.node_agent.autopilot.policy import HeldOutLoss, Measured
-from trainctl.node_agent.conductor import probes
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.events import Drifted, Evaluated, Sampled
-from trainctl.node_agent.conductor.probes import Difference, Precision
+from trainctl.node_agent.conductor.group import Rendezvous
 from trainctl.node_agent.conductor.proposals import Proposals
-from trainctl.node_agent.conductor.rendezvous import Rendezvous
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, Pending, sample_rows
-from trainctl.node_agent.planning import held_out
+from trainctl.node_agent.planning import held_out, probes
 from trainctl.node_agent.planning.durable import Profiling
+from trainctl.node_agent.planning.probes import Difference, Precision
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.messages import FREED, Probed, ProfileWritten, Report, SampleReport, StepPlan

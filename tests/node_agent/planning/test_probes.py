@@ -11,7 +11,7 @@ from hypothesis import given
 from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.conductor import probes
+from trainctl.node_agent.planning import probes
 from trainctl.protocol import messages as m
 
 LIMIT = 1e-4

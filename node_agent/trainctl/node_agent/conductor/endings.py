@@ -6,7 +6,7 @@ from typing import Literal
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.deadlines import Deadlines
 from trainctl.node_agent.conductor.events import Ended, RankEnded, Tell
-from trainctl.node_agent.conductor.rendezvous import Rendezvous
+from trainctl.node_agent.conductor.group import Rendezvous
 from trainctl.node_agent.conductor.state import ConductorState, Pending
 from trainctl.protocol.messages import Leave
 from trainctl.protocol.messages.events import RankChanged, RunStateChanged
