@@ -1,6 +1,18 @@
 """Runs that tests of the agent share."""
 
+from collections.abc import Iterator
+
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def validated_conductors() -> Iterator[None]:
+    """All conductors in this process check the promises of their state after every event."""
+    from tests.node_agent.support import validated
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validated.Conductor, "handle", validated.handle)
+        yield
 
 
 @pytest.fixture

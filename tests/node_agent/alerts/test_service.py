@@ -105,7 +105,7 @@ def test_an_alert_outlives_its_agent_with_who_has_seen_it(made: Any) -> None:
 
 def test_a_step_that_a_profiler_slows_raises_nothing(made: Any) -> None:
     agent = made()
-    agent.session.conductor._state.persist(profiling={1: Profiling(seq=1, last_step=7)})
+    agent.session.conductor.shared.persist(profiling={1: Profiling(seq=1, last_step=7)})
     for number, held in ((7, 0), (8 + TRACE_STEPS, 1)):
         values = {"memory_bytes": 99.0, "memory_cap_bytes": 100.0}
         agent.publisher.publish(msgspec.structs.replace(part(number), run="sim", node="a", values=values))

@@ -28,7 +28,7 @@ def proposals(
     run, memory = config(100_000, 12, policy={name: settings}), memory or Memory()
     kept = msgspec.structs.replace(durable(("a", "b"), 12), checkpoints=checkpoints)
     for step, loss in enumerate(losses, 1):
-        plan = plans.train("sim", kept, run, step, 0, ())
+        plan = plans.PlanMaker("sim", kept, run, step, 0).train()
         reports = {0: report(step=step, loss_sum=3 * loss, weight=3.0, own_weight=3.0, grad_norm=loss)}
         said = REGISTRY[name].propose(RunFacts(run, kept, step, Stepped(plan, reports)), memory)
         if said is not None:

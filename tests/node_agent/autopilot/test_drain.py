@@ -46,7 +46,7 @@ class Run:
         live = self.durable.settings.live
         reports = {rank: self._report(rank, of.share) for rank, of in live.items()}
         self.measured.reported(reports, self.durable.settings.plan_version)
-        plan = plans.train("sim", self.durable, self.config, self.step, 0, ())
+        plan = plans.PlanMaker("sim", self.durable, self.config, self.step, 0).train()
         return RunFacts(
             self.config, self.durable, self.step, Stepped(plan, reports, partial(self.measured.of, reports))
         )

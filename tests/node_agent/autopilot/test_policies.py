@@ -73,7 +73,7 @@ def test_a_death_of_memory_halves_until_nothing_is_left_to_halve(micro: int) -> 
 @given(micro=st.integers(1, 12), fitted=st.integers(0, 12))
 def test_what_was_run_again_in_pieces_stays_small_and_never_grows(micro: int, fitted: int) -> None:
     kept = with_micro(micro)
-    plan = plans.train("sim", kept, config(20, 12), 1, 0, ())
+    plan = plans.PlanMaker("sim", kept, config(20, 12), 1, 0).train()
     found = proposed("replays", Replayed(plan, report(1, micro_batch=fitted, replays=1)), kept)
     assert (found is not None) == (0 < fitted < micro)
     if found is not None and found.edit is not None:

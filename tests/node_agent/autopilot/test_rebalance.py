@@ -76,7 +76,7 @@ class Run:
             rank: self._report(rank, share, busy[rank], max(busy.values())) for rank, share in self.shares.items()
         }
         self.rates.reported(reports, self.durable.settings.plan_version)
-        plan = plans.train("sim", self.durable, self.config, self.step, 0, ())
+        plan = plans.PlanMaker("sim", self.durable, self.config, self.step, 0).train()
         occasion = Stepped(plan, reports, partial(self.rates.of, reports))
         made = Rebalance().propose(RunFacts(self.config, self.durable, self.step, occasion), self.memory)
         if made is not None and self._due is None:

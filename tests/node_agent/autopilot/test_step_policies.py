@@ -39,7 +39,7 @@ class Asked:
 
     @property
     def plan(self) -> m.StepPlan:
-        return plans.train("sim", self.kept, self.config, max(self.step, 1), 0, ())
+        return plans.PlanMaker("sim", self.kept, self.config, max(self.step, 1), 0).train()
 
     def stepped(self, **fields: Any) -> Proposal | Advice | None:
         """A step that both ranks report alike."""

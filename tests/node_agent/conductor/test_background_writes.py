@@ -7,7 +7,7 @@ from tests.node_agent.support.simulated_ranks import RUN
 from tests.node_agent.support.simulation import Simulation, config, durable
 
 from trainctl.node_agent.conductor import views
-from trainctl.node_agent.conductor.background_writes import LEAST_STALL_SECONDS
+from trainctl.node_agent.conductor.background_writes import MIN_STALL_SECONDS
 from trainctl.protocol import messages as m
 
 FOREVER = 10**9
@@ -111,7 +111,7 @@ def test_a_write_without_progress_fails_its_command_and_not_the_run() -> None:
     simulation = group("a").until_step(3)
     id = simulation.command("checkpoint")
     writing(simulation)
-    pass_time(simulation, int(LEAST_STALL_SECONDS) - 5)
+    pass_time(simulation, int(MIN_STALL_SECONDS) - 5)
     assert id not in simulation.ends
     pass_time(simulation, 20)
     assert simulation.ends[id].state == "failed"
@@ -175,14 +175,11 @@ def test_a_checkpoint_of_a_retracted_step_is_not_accepted() -> None:
     writing(simulation)
     before = conductor.durable.writing
     conductor.progress.step = before.step - 1  # as a retraction leaves it
-    conductor._pipeline.writes.retract()
+    conductor.pipeline.writes.retract()
     assert conductor.durable.writing is None
     info = m.CheckpointInfo("p", before.step, 1, 0.0)
-    conductor.handle(
-        m.Checkpointed(
-            run=RUN, rank=0, generation=before.generation, seq=before.seq, step=before.step, checkpoint=info
-        ),
-        simulation.now,
+    conductor.writes.on_checkpointed(
+        m.Checkpointed(run=RUN, rank=0, generation=before.generation, seq=before.seq, step=before.step, checkpoint=info)
     )
     assert conductor.durable.checkpoints == ()
     assert conductor.durable.written == 0
@@ -236,9 +233,9 @@ def test_a_copy_elsewhere_is_shown_and_its_end_is_an_event() -> None:
     simulation = group("a").until_step(3)
     said = m.CheckpointCopy(run=RUN, rank=0, step=2, to="nas:runs", state="copying")
     simulation.feed(said)
-    assert simulation.conductor.writing(0) == "copying the checkpoint of step 2 to nas:runs"
+    assert simulation.conductor.writes.doing(0) == "copying the checkpoint of step 2 to nas:runs"
     simulation.feed(msgspec.structs.replace(said, state="failed", problem="rsync exited with 5", seconds=2.0))
-    assert simulation.conductor.writing(0) == ""
+    assert simulation.conductor.writes.doing(0) == ""
     failed = "a couldn't copy step-2 to nas:runs: rsync exited with 5; the next checkpoint will be copied"
     assert failed in texts(simulation)
     simulation.feed(msgspec.structs.replace(said, state="copied", seconds=2.0))

@@ -8,7 +8,8 @@ from tests.node_agent.support.simulation import Simulation, check_ledger, config
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.conductor import Conductor
-from trainctl.node_agent.conductor.group import FAILURES, OFFER_SECONDS
+from trainctl.node_agent.conductor.group import FAILURES
+from trainctl.node_agent.conductor.stages import OFFER_SECONDS
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.runs import restore
@@ -377,7 +378,7 @@ def test_a_drained_node_idles_from_one_step_on_and_comes_back_with_the_state():
 def test_one_that_is_left_alone_needs_no_engine():
     simulation = group("ab").begin().until_step(3)
     simulation.command("drain", node="a")
-    simulation.until(lambda: simulation.conductor.engine == "none")
+    simulation.until(lambda: simulation.conductor.shared.engine == "none")
     refused = simulation.command("drain", node="b")
     assert simulation.ends[refused].field == "node"
     assert simulation.run().ended.state == "finished"

@@ -3,6 +3,8 @@
 from tests.node_agent.support import walks
 from tests.tiers import scale
 
+from trainctl.node_agent.conductor.validation import BrokenPromiseError
+
 TRANSITIONS = scale("conductor transitions")
 
 
@@ -16,7 +18,7 @@ def test_walks_by_chance_keep_every_promise():
     while done < TRANSITIONS:
         try:
             done += walks.walk(seed).strides
-        except AssertionError as error:
+        except (AssertionError, BrokenPromiseError) as error:
             raise AssertionError(f"walk {seed}: {error}") from error
         seed += 1
 
@@ -25,5 +27,5 @@ def test_a_run_that_has_lost_a_node_for_good_still_stops():
     for seed in range(max(100, TRANSITIONS // 1000)):
         try:
             walks.walk_to_a_stop(seed)
-        except AssertionError as error:
+        except (AssertionError, BrokenPromiseError) as error:
             raise AssertionError(f"walk {seed} to a stop: {error}") from error

@@ -33,7 +33,7 @@ class Asked:
     def step(self, loss: float) -> list[d.Decision]:
         """What is decided at a step with this loss; the gradient norm is the same."""
         state = self.state
-        plan = plans.train("sim", state.durable, state.config, state.progress.step + 1, 0, ())
+        plan = plans.PlanMaker("sim", state.durable, state.config, state.progress.step + 1, 0).train()
         own = report(step=plan.step, loss_sum=3 * loss, weight=3.0, own_weight=3.0, grad_norm=loss)
         self.rows.append(state.progress.commit(plan, own))
         self.proposals.ask(Stepped(plan, {0: own}))
@@ -112,7 +112,7 @@ def test_an_agent_that_was_killed_reads_the_curve_from_the_record(tmp_path: Path
     try:
         agent.until(lambda: agent.step() >= LEVEL_STEPS)
         agent.kill()
-        detector = agent.session.conductor._proposals._evidence["divergence"]["detector"]
+        detector = agent.session.conductor.proposals._evidence["divergence"]["detector"]
         assert detector.best is not None and detector.best.step >= LEVEL_STEPS
     finally:
         agent.close()

@@ -11,7 +11,7 @@ ALL_ON = {name: {"mode": "on"} for name in POLICIES}
 
 
 def status(simulation: Simulation, name: str) -> m.PolicyStatus:
-    return next(found for found in simulation.conductor.policy_statuses() if found.name == name)
+    return next(found for found in simulation.conductor.proposals.policy_statuses() if found.name == name)
 
 
 def figure(simulation: Simulation, name: str, what: str) -> m.PolicyFigure:
@@ -23,7 +23,7 @@ def test_each_policy_sees_something_at_any_stage_of_a_run() -> None:
     simulation = Simulation(config(60, 12, policy=ALL_ON, evaluate={"every_steps": 5}), durable(("a", "b"), 12))
     for step in (0, 1, 9, 40):
         simulation = simulation.begin().until_step(step) if not simulation.started else simulation.until_step(step)
-        found = simulation.conductor.policy_statuses()
+        found = simulation.conductor.proposals.policy_statuses()
         assert [one.name for one in found] == [*POLICIES]
         assert all(one.figures and one.why and one.mode == "on" for one in found), found
 
@@ -42,7 +42,7 @@ def test_asking_changes_nothing_of_what_the_run_does() -> None:
         for step in range(1, 45):
             simulation.until_step(step)
             if simulation is asked:
-                simulation.conductor.policy_statuses()
+                simulation.conductor.proposals.policy_statuses()
     assert asked.conductor.durable == left_alone.conductor.durable
     assert [event.text for event in asked.happened] == [event.text for event in left_alone.happened]
 

@@ -59,7 +59,7 @@ def test_all_ranks_or_those_of_some_nodes_are_asked_at_one_boundary() -> None:
 )
 def test_what_cannot_be_is_refused(args: dict[str, Any], field: str, reason: str) -> None:
     simulation = group(steps=20)
-    left = 20 - simulation.conductor._pipeline.planned_step
+    left = 20 - simulation.conductor.shared.planned_step
     end = simulation.ends[simulation.command("profile", **args)]
     assert (end.state, end.field, end.reason) == ("rejected", field, reason.replace("16", str(left)))
 
@@ -82,7 +82,7 @@ def test_an_outcome_is_recorded_once_however_often_it_is_repeated() -> None:
 
 def test_a_profiled_rank_may_be_silent_for_longer_as_the_profiler_stops_its_heartbeats() -> None:
     simulation = group()
-    limit = simulation.conductor.silence_limit_seconds
+    limit = simulation.conductor.restarts.silence_limit_seconds
     assert limit(0, in_touch=True) == AWAY_SECONDS
     plan = begun(simulation, steps=2, nodes=["a"])
     assert (limit(0, in_touch=True), limit(0, in_touch=False)) == (PROFILE_SECONDS, AWAY_SECONDS)
@@ -94,7 +94,7 @@ def test_a_profiled_rank_may_be_silent_for_longer_as_the_profiler_stops_its_hear
 def test_profiled_steps_count_for_no_rate_and_a_lost_outcome_stops_that_for_some_steps_only() -> None:
     simulation = group()
     begun(simulation, steps=2)
-    of = simulation.conductor._pipeline.rates
+    of = simulation.conductor.pipeline.rates
     before = of.timed([0, 1])
     step = simulation.conductor.progress.step
     for rank in simulation.ranks.values():

@@ -234,7 +234,7 @@ def test_a_person_who_leaves_the_split_to_the_program_turns_no_policy_to_advise(
 
 def test_a_rollback_that_a_policy_sent_spends_its_quota_even_if_the_agent_is_killed_before_its_outcome() -> None:
     simulation = Simulation(config(60, 12, checkpoint={"every_steps": 5}), durable(("a", "b"), 12)).begin()
-    state = simulation.until_step(8).conductor._state
+    state = simulation.until_step(8).conductor.shared
     state.keep(policies={"spike": PolicyState(sent=("id",), pending={"times": 1.0})})
     simulation.crash_after = 1  # the journal
     args = verbs.Rollback(step=5)

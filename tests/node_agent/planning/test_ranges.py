@@ -41,7 +41,7 @@ SHARES = {0: 10, 1: 8, 2: 6}
     ],
 )  # fmt: skip
 def test_what_the_accumulators_lack_of_step_8_at_position_100_is_dealt_to_all_that_live(held, live, left):
-    plan = plans.train("run", group(SHARES), config(batch=24), 8, 100, ["id"])
+    plan = plans.PlanMaker("run", group(SHARES), config(batch=24), 8, 100, ("id",)).train()
     rest = plans.finishing(plan, group(live), held, plan.generation)
     assert (rest.step, rest.cursor, rest.global_batch) == (8, 100, 24)
     assert (rest.finishes, rest.divisor, rest.commands) == (plan.generation, plan.divisor, ("id",))
@@ -50,7 +50,7 @@ def test_what_the_accumulators_lack_of_step_8_at_position_100_is_dealt_to_all_th
 
 def test_a_lost_step_is_made_again_of_its_own_samples_after_the_global_batch_was_changed() -> None:
     """24 samples, dealt by the shares of a global batch of 48: 12 / 8 / 4."""
-    lost = plans.train("run", group({0: 10, 1: 8, 2: 6}), config(batch=24), 8, 100, ["id"])
+    lost = plans.PlanMaker("run", group({0: 10, 1: 8, 2: 6}), config(batch=24), 8, 100, ("id",)).train()
     again = plans.again(lost, group({0: 24, 1: 16, 2: 8}))
     assert (again.step, again.cursor, again.global_batch, again.divisor) == (8, 100, 24, lost.divisor)
     assert {work.rank: work.ranges for work in again.work} == {

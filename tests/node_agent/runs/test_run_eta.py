@@ -44,8 +44,8 @@ class Commits:
         return made
 
     def plan(self, kind: str, after: int, seconds: float) -> None:
-        where = ("sim", durable(("a", "b"), 12), after, 12 * after)
-        made = plans.evaluate(*where, 24, []) if kind == "evaluate" else plans.checkpoint(*where, [])
+        maker = plans.PlanMaker("sim", durable(("a", "b"), 12), config(20, 12), after, 12 * after)
+        made = maker.evaluate(24) if kind == "evaluate" else maker.checkpoint()
         self.eta.issued(made)
         self.now += seconds
 

@@ -14,7 +14,7 @@ from tests.node_agent.support.simulated_ranks import RUN, TORN, SimRank, SimWorl
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
-from trainctl.node_agent.conductor.in_flight import LEAST_REDUCE_SECONDS
+from trainctl.node_agent.conductor.in_flight import MIN_REDUCE_SECONDS
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.node_agent.runs import restore
@@ -436,7 +436,9 @@ class Simulation:
         for rank in self.ranks.values():
             heard = max(self.conductor.ranks[rank.rank].heard or 0.0, self.listens_since)
             silent_seconds = self.now - heard
-            is_long = silent_seconds >= self.conductor.silence_limit_seconds(rank.rank, in_touch=rank.connected)
+            is_long = silent_seconds >= self.conductor.restarts.silence_limit_seconds(
+                rank.rank, in_touch=rank.connected
+            )
             if is_long and seconds and (rank.silent or not rank.connected) and not rank.gone:
                 alone = not any(other.connected for other in self.ranks.values() if other is not rank)
                 why = "has been silent for 5 s" if rank.connected else "no agent answers"
@@ -521,7 +523,7 @@ class Simulation:
 
     def jump(self, seconds: float) -> None:
         """Time passes while messages are on their way, so that what was asked for may be overdue."""
-        self.faults += seconds >= LEAST_REDUCE_SECONDS
+        self.faults += seconds >= MIN_REDUCE_SECONDS
         self.tick(seconds)
 
     def reconnect(self, rank: SimRank) -> None:

@@ -130,7 +130,7 @@ class QueryContext:
         """What the policies see of the run in a directory; None if this agent doesn't lead it."""
         session = self._lead.session
         is_led = session is not None and Path(session.view.directory) == directory
-        return session.conductor.policy_statuses() if session is not None and is_led else None
+        return session.conductor.proposals.policy_statuses() if session is not None and is_led else None
 
     def live_facts(self, directory: Path) -> LiveFacts | None:
         """What this agent knows of the run in a directory that its record doesn't; None if it doesn't lead it."""

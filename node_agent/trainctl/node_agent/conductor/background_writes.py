@@ -11,8 +11,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from trainctl.node_agent.conductor.deadlines import GAP_SECONDS
-from trainctl.node_agent.conductor.group import Rendezvous
-from trainctl.node_agent.conductor.state import ConductorState, Pending
+from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning.durable import Writing
 from trainctl.node_agent.planning.throughput import write_seconds
 from trainctl.protocol.messages import (
@@ -26,7 +25,7 @@ from trainctl.protocol.messages import (
 )
 from trainctl.protocol.messages.events import CheckpointCopied, CheckpointFailed, CheckpointWritten, Notice
 
-LEAST_STALL_SECONDS, STALL_TIMES = 60.0, 30.0
+MIN_STALL_SECONDS, STALL_TIMES = 60.0, 30.0
 """A write counts as failed after this many seconds without progress of a rank that is heard from, or this many times
 what a slow disk needs for the whole state if that is longer."""
 
@@ -42,8 +41,8 @@ class _Mark:
 class BackgroundWrites:
     """At most one at a time. Its outcome ends commands and makes events; the conductor then looks for the next plan."""
 
-    def __init__(self, state: ConductorState, rendezvous: Rendezvous, pending: Pending) -> None:
-        self._state, self._rendezvous, self._pending = state, rendezvous, pending
+    def __init__(self, state: ConductorState) -> None:
+        self._state = state
         self._marks: dict[int, _Mark] = {}
         self._said: dict[int, Checkpointed] = {}  # the newest; a rank may be done before others have copied
         self._copies: dict[int, CheckpointCopy] = {}  # those under way, by rank
@@ -81,11 +80,7 @@ class BackgroundWrites:
     @property
     def expected_seconds(self) -> float:
         """How long a slow disk needs; 0 if nothing is being written."""
-        return write_seconds(self._parameters) if self.now is not None else 0.0
-
-    @property
-    def _parameters(self) -> int:
-        return next((ready.parameters for ready in self._rendezvous.ready.values()), 0)
+        return write_seconds(self._state.parameters) if self.now is not None else 0.0
 
     def doing(self, rank: int) -> str:
         """How far a rank's write is, in words, or what its node copies elsewhere; empty if neither."""
@@ -99,7 +94,8 @@ class BackgroundWrites:
     def begin(self, plan: StepPlan, reports: Mapping[int, Report]) -> None:
         """All ranks have reported a checkpoint plan: take what is known, and wait for the rest."""
         self._marks.clear()
-        self._is_lost, self._copier = False, plan.writers[0]
+        self._is_lost = False
+        self._copier = plan.writers[0]
         self._state.keep(writing=Writing(plan.generation, plan.seq, plan.step, plan.writers, plan.commands))
         for rank in plan.writers:
             written, why = reports[rank].checkpoint, reports[rank].skipped
@@ -109,15 +105,15 @@ class BackgroundWrites:
                 self.written(rank, said.checkpoint, said.problem)
         self._state.persist()
 
-    def on_progress(self, said: CheckpointProgress, now: float) -> None:
+    def on_progress(self, said: CheckpointProgress) -> None:
         """That of an earlier write, which a fence has made obsolete, is ignored."""
         if self.now is None or said.step != self.now.step:
             return
         before = self._marks.get(said.rank)
         still_seconds = 0.0
         if before is not None and before.done_bytes == said.done_bytes:
-            still_seconds = before.still_seconds + min(now - before.heard, GAP_SECONDS)
-        self._marks[said.rank] = _Mark(said.done_bytes, said.total_bytes, now, still_seconds)
+            still_seconds = before.still_seconds + min(self._state.now - before.heard, GAP_SECONDS)
+        self._marks[said.rank] = _Mark(said.done_bytes, said.total_bytes, self._state.now, still_seconds)
 
     def forget_copy(self, rank: int) -> None:
         """Its trainer has ended: what its agent copies is no longer shown with the rank."""
@@ -131,7 +127,7 @@ class BackgroundWrites:
             return
         self._copies.pop(said.rank, None)
         data = CheckpointCopied(self._state.node(said.rank), said.step, said.to, said.seconds, said.problem)
-        self._state.happen(data, "error" if said.problem else "info", said.step, self._state.node(said.rank))
+        self._state.happen(data, "error" if said.problem else "info", said.step, by=self._state.node(said.rank))
 
     def on_checkpointed(self, said: Checkpointed) -> bool:
         """True if it ends a rank's write; repeated messages, and those of an obsolete write, are ignored."""
@@ -152,7 +148,7 @@ class BackgroundWrites:
         left = tuple(other for other in writing.ranks if other != rank)
         if info is None:
             why = problem or "nothing was written"
-            self._state.happen(CheckpointFailed(node, why), "error", writing.step, node)
+            self._state.happen(CheckpointFailed(node, why), "error", writing.step, by=node)
             failed = f"no checkpoint on {node}: {why}"
             self.failing.add(rank)
             self._state.keep(writing=msgspec.structs.replace(writing, ranks=left, failed=failed))
@@ -176,7 +172,7 @@ class BackgroundWrites:
                 self._state.end(id, "applied", writing.step, made=CheckpointWritten(writing.step))
         self._state.persist(writing=None)
         if self._state.config.checkpoint.copy_to and writing.written and self._copier in self.failing:
-            self._pending.scheduled.add("checkpoint")
+            self._state.pending.scheduled.add("checkpoint")
         self._copier = None
         return writing.failed
 
@@ -214,23 +210,22 @@ class BackgroundWrites:
 
     def _plan_again(self, writing: Writing) -> None:
         for id in writing.commands:
-            if (carried := self._state.durable.carried.get(id)) is not None:
-                self._pending.put_back(id, carried)
-                self._state.uncarry(id)
-        self._pending.scheduled.add("checkpoint")
+            if id in self._state.durable.carried:
+                self._state.put_back(id)
+        self._state.pending.scheduled.add("checkpoint")
         self._is_lost = True
         self._state.persist(writing=None)
 
     def _is_gone(self, rank: int) -> bool:
-        return self._rendezvous.ranks[rank].ended or self._state.settings.ranks[rank].out in ("lost", "failed")
+        return self._state.ranks[rank].ended or self._state.settings.ranks[rank].out in ("lost", "failed")
 
     def _is_stuck(self, rank: int) -> bool:
-        limit_seconds = max(LEAST_STALL_SECONDS, STALL_TIMES * self.expected_seconds)
+        limit_seconds = max(MIN_STALL_SECONDS, STALL_TIMES * self.expected_seconds)
         return rank in self._marks and self._marks[rank].still_seconds >= limit_seconds
 
     def _on_unplanned(self, said: Checkpointed) -> bool:
         """A signal ended the only rank, which has saved its last step."""
-        members, progress = self._rendezvous.members, self._state.progress
+        members, progress = self._state.members, self._state.progress
         counts = said.checkpoint is not None and said.step == progress.step and members == {said.rank}
         if counts and said.step not in self._state.durable.checkpoints and said.checkpoint is not None:
             note(self._state, said.rank, said.checkpoint, first=True)
@@ -243,10 +238,10 @@ def note(state: ConductorState, rank: int, info: CheckpointInfo, *, first: bool)
     they are; beyond these, what the first writer of a step says that its node keeps, and then what the next ones say.
     """
     node, durable = state.node(rank), state.durable
-    state.happen(CheckpointWritten(info.step, info.size_bytes, info.loop_seconds), "good", info.step, node)
+    state.happen(CheckpointWritten(info.step, info.size_bytes, info.loop_seconds), "good", info.step, by=node)
     if info.unpruned:
         text = f"{node} couldn't remove older checkpoints: {info.unpruned}; the next one tries again"
-        state.happen(Notice(text, "checkpoint"), "warning", info.step, node)
+        state.happen(Notice(text, "checkpoint"), "warning", info.step, by=node)
     newest = sorted({*durable.checkpoints, info.step})[-state.config.checkpoint.keep_last :]
     kept = {*newest, *(step for step in info.kept if step in durable.checkpoints)}  # none that was retracted
     if not first:

@@ -6,9 +6,9 @@ has none, for it may just be slow: that is reported, once for each plan. One tha
 
 import dataclasses
 
-from trainctl.node_agent.conductor.group import GRACE_SECONDS, JOIN_SECONDS, Rendezvous
-from trainctl.node_agent.conductor.in_flight import InFlight, PlanInFlight
-from trainctl.node_agent.conductor.state import ConductorState
+from trainctl.node_agent.conductor.in_flight import InFlight
+from trainctl.node_agent.conductor.stages import GRACE_SECONDS, JOIN_SECONDS
+from trainctl.node_agent.conductor.state import ConductorState, PlanInFlight
 from trainctl.node_agent.planning.throughput import Rates, level_seconds, sum_seconds, write_seconds
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import BUSY_PHASES, Alive, RankWork, StepPlan
@@ -40,26 +40,25 @@ class StallDetector:
     was stopped makes no one hang.
     """
 
-    def __init__(self, least_seconds: float, load_seconds: float) -> None:
-        """No stall that is shorter is a hang: `least_seconds`, and while it loads `load_seconds`."""
-        self._least_seconds, self._load_seconds = least_seconds, load_seconds
+    def __init__(self, state: ConductorState) -> None:
+        self._state = state
         self._of: dict[int, _Stall] = {}
         self._done: set[tuple[int, str]] = set()  # (rank, kind of plan) since the process was started
         self._longest_seconds = 0.0
 
-    def heard(self, alive: Alive, now: float) -> None:
+    def heard(self, alive: Alive) -> None:
         """A heartbeat has come. Of one without the number nothing is known."""
-        known = self._of.get(alive.rank)
+        stall, now = self._of.get(alive.rank), self._state.now
         if alive.progress is None:
             self._of.pop(alive.rank, None)
             return
         mark = (alive.progress, alive.phase, alive.step)
-        if known is not None and known.mark == mark:
-            known.seconds += min(now - known.heard, GAP_SECONDS)
-            known.heard = now
+        if stall is not None and stall.mark == mark:
+            stall.seconds += min(now - stall.heard, GAP_SECONDS)
+            stall.heard = now
             return
-        if known is not None and known.mark[1] in WORKING_PHASES:
-            self._longest_seconds = max(self._longest_seconds, known.seconds)
+        if stall is not None and stall.mark[1] in WORKING_PHASES:
+            self._longest_seconds = max(self._longest_seconds, stall.seconds)
         self._of[alive.rank] = _Stall(mark, now)
 
     def done(self, rank: int, kind: str) -> None:
@@ -83,15 +82,15 @@ class StallDetector:
         """Whether it was last heard from at something of its own."""
         return rank in self._of and self._of[rank].mark[1] in WORKING_PHASES
 
-    def limit_seconds(self, rank: int, kind: str, usual_seconds: float, parameters: int) -> float:
+    def limit_seconds(self, rank: int, kind: str, usual_seconds: float) -> float:
         """From when on a stall at a plan of this kind is a hang. `usual_seconds`: of a step, 0 if not known."""
-        least_seconds = self._least_seconds * (FIRST_TIMES if self.is_first(rank, kind) else 1.0)
-        writing_seconds = WRITE_TIMES * write_seconds(parameters) if kind == "checkpoint" else 0.0
-        return max(least_seconds, LONGEST_TIMES * max(usual_seconds, self._longest_seconds), writing_seconds)
+        min_seconds = self._state.config.group.hung_seconds * (FIRST_TIMES if self.is_first(rank, kind) else 1.0)
+        writing_seconds = WRITE_TIMES * write_seconds(self._state.parameters) if kind == "checkpoint" else 0.0
+        return max(min_seconds, LONGEST_TIMES * max(usual_seconds, self._longest_seconds), writing_seconds)
 
-    def load_limit_seconds(self, parameters: int) -> float:
+    def load_limit_seconds(self) -> float:
         """From when on a stall while it loads is a hang."""
-        return max(self._load_seconds, LOAD_TIMES * write_seconds(parameters))
+        return max(self._state.config.run.load_seconds, LOAD_TIMES * write_seconds(self._state.parameters))
 
     def kind(self, rank: int) -> str:
         """The kind of plan that its phase belongs to."""
@@ -99,9 +98,9 @@ class StallDetector:
         return phase if phase in ("evaluate", "checkpoint", "probe", "sample", "profile") else "train"
 
 
-LEAST_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
+MIN_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
 """A part is reported after this many seconds, or this many times its expected time if that is longer."""
-LEAST_LATE_SECONDS, LATE_TIMES = 10.0, 3.0
+MIN_LATE_SECONDS, LATE_TIMES = 10.0, 3.0
 """The same for showing a part as late; without an expected time it is shown when it is reported."""
 NEVER_LATE = ("sync", "sample")
 """Kinds of plans that are not reported as slow: one has a deadline, the other takes as long as its answers are."""
@@ -131,9 +130,9 @@ def _figures(seconds: float) -> str:
 class Deadlines:
     """Looks at what is under way; only the conductor does something about it."""
 
-    def __init__(self, state: ConductorState, rendezvous: Rendezvous, in_flight: InFlight, rates: Rates) -> None:
-        self._state, self._rendezvous, self._in_flight, self._rates = state, rendezvous, in_flight, rates
-        self.stalls = StallDetector(state.config.group.hung_seconds, state.config.run.load_seconds)
+    def __init__(self, state: ConductorState, in_flight: InFlight, rates: Rates) -> None:
+        self._state, self._in_flight, self._rates = state, in_flight, rates
+        self.stalls = StallDetector(state)
         self._unformed_since: float | None = None  # None: while there is a group
 
     @property
@@ -144,13 +143,13 @@ class Deadlines:
     @property
     def awaited(self) -> list[int]:
         """The live ranks whose answer the run can't do without, ascending."""
-        return self._rendezvous.awaited if self.first is None else sorted(self.first.ranks - self.first.reports.keys())
+        return self._state.awaited if self.first is None else sorted(self.first.ranks - self.first.reports.keys())
 
     @property
     def has_deadline(self) -> bool:
         """Whether what is waited for is fenced of itself when it takes too long."""
-        summing = self.first is not None and self.first.summing_since is not None and self._rendezvous.engine != "none"
-        return summing or self._rendezvous.has_deadline
+        summing = self.first is not None and self.first.summing_since is not None and self._state.engine != "none"
+        return summing or self._state.is_forming
 
     @property
     def expected_seconds(self) -> float:
@@ -160,18 +159,18 @@ class Deadlines:
 
     def _expected_of(self, plan: StepPlan) -> float:
         if plan.kind == "checkpoint":
-            return write_seconds(self._rendezvous.any_ready().parameters)
+            return write_seconds(self._state.any_ready.parameters)
         models = self._rates.timed(work.rank for work in plan.work)
         alone = max((_seconds(work, models[work.rank]) for work in plan.work if work.rank in models), default=0.0)
         return max(alone, self._in_flight.usual_seconds) if plan.kind == "train" else alone
 
-    def overdue(self, now: float) -> str:
+    def overdue(self) -> str:
         """Which nodes have not come out of a sum in time; empty if none, or if a rank alone has no one to wait for."""
-        if self._state.stage != "formed" or self._rendezvous.engine == "none":
+        if self._state.stage != "formed" or self._state.engine == "none":
             return ""
-        parameters = self._rendezvous.any_ready().parameters
+        parameters = self._state.any_ready.parameters
         sync_seconds = JOIN_SECONDS + level_seconds(parameters)
-        late = self._in_flight.late_in_sum(now, sync_seconds, sum_seconds(parameters))
+        late = self._in_flight.late_in_sum(sync_seconds, sum_seconds(parameters))
         if late is None:
             return ""
         silent = self._state.nodes(sorted(late.ranks - late.reports.keys()))
@@ -179,13 +178,14 @@ class Deadlines:
 
     # ------------------------------------------------------------ parts
 
-    def late(self, now: float) -> dict[int, str]:
+    def late(self) -> dict[int, str]:
         """Why, of each rank that takes much longer over its part than is usual."""
         first = self.first
         if first is None or first.plan.kind in NEVER_LATE:
             return {}
         usual = self._expected_of(first.plan)
-        if now - first.since < (max(LEAST_LATE_SECONDS, LATE_TIMES * usual) if usual else LEAST_SLOW_SECONDS):
+        limit_seconds = max(MIN_LATE_SECONDS, LATE_TIMES * usual) if usual else MIN_SLOW_SECONDS
+        if self._state.now - first.since < limit_seconds:
             return {}
         part = PARTS[first.plan.kind].format(step=first.plan.step)
         why = f"{part} is taking long" + (f" (usually {_figures(usual)} s)" if usual else "")
@@ -193,7 +193,7 @@ class Deadlines:
 
     def compiles(self, rank: int) -> bool:
         """Return whether a rank's process is at its first plan of a kind, and compiles the model for it."""
-        first, ready = self.first, self._rendezvous.ready.get(rank)
+        first, ready = self.first, self._state.ready.get(rank)
         if first is None or ready is None or ready.compute is None or ready.compute.compile == "off":
             return False
         return first.plan.kind in COMPILING and self.stalls.is_first(rank, first.plan.kind)
@@ -206,55 +206,51 @@ class Deadlines:
             return "until the group has formed again"
         return f"until {PARTS[newest.plan.kind].format(step=newest.plan.step)} is done"
 
-    def still(self, now: float) -> dict[int, float]:
+    def still(self) -> dict[int, float]:
         """How long each rank waited for has made no progress, as a part of what makes a hang. Call it at each tick."""
         if self._state.stage == "formed":
             self._unformed_since = None
         elif self._unformed_since is None:
-            self._unformed_since = now
+            self._unformed_since = self._state.now
         if self._state.stage == "forming" and self._unformed_since is not None:
-            waited_seconds = now - self._unformed_since
-            return {rank: self._still_in_forming(rank, waited_seconds) for rank in self._rendezvous.awaited}
+            waited_seconds = self._state.now - self._unformed_since
+            return {rank: self._still_in_forming(rank, waited_seconds) for rank in self._state.awaited}
         first = self.first
         if first is None or first.plan.kind == "sync":
             return {}
-        found = {}
+        parts = {}
         for rank in sorted(first.at_own_part(alone=self._is_alone)):
-            seconds = min(self.stalls.seconds(rank), now - first.since)
-            found[rank] = seconds / self._limit_seconds(rank, first.plan.kind)
-        return found
+            seconds = min(self.stalls.seconds(rank), self._state.now - first.since)
+            parts[rank] = seconds / self._limit_seconds(rank, first.plan.kind)
+        return parts
 
     def _still_in_forming(self, rank: int, waited_seconds: float) -> float:
         """One that waits for the others has a deadline itself, and makes progress by that, at the latest with the next
         rendezvous; one may still be at its last plan."""
-        join_seconds = JOIN_SECONDS + GRACE_SECONDS + level_seconds(self._parameters)
+        join_seconds = JOIN_SECONDS + GRACE_SECONDS + level_seconds(self._state.parameters)
         at_work = self.stalls.is_at_work(rank)
         limit_seconds = self._limit_seconds(rank, self.stalls.kind(rank)) if at_work else JOINS * join_seconds
         return min(self.stalls.seconds(rank), waited_seconds) / limit_seconds
 
     def _limit_seconds(self, rank: int, kind: str) -> float:
-        return self.stalls.limit_seconds(rank, kind, self._in_flight.usual_seconds, self._parameters)
+        return self.stalls.limit_seconds(rank, kind, self._in_flight.usual_seconds)
 
     @property
     def _is_alone(self) -> bool:
-        return self._rendezvous.engine == "none"
-
-    @property
-    def _parameters(self) -> int:
-        return next((ready.parameters for ready in self._rendezvous.ready.values()), 0)
+        return self._state.engine == "none"
 
     def stuck_in_loading(self, rank: int) -> bool:
         """Whether a trainer that says that it is there has made no progress while it loads."""
-        return self.stalls.seconds(rank) >= self.stalls.load_limit_seconds(self._parameters)
+        return self.stalls.seconds(rank) >= self.stalls.load_limit_seconds()
 
-    def tell_slow(self, now: float) -> None:
+    def report_slow(self) -> None:
         """An event that names who has not finished a part long after it should have."""
         first = self.first
-        if first is None or first.plan.kind in NEVER_LATE or first.told_slow:
+        if first is None or first.plan.kind in NEVER_LATE or first.is_slow:
             return
-        slow, waited_seconds = first.at_own_part(alone=self._is_alone), now - first.since
-        if slow and waited_seconds >= max(LEAST_SLOW_SECONDS, SLOW_TIMES * self._expected_of(first.plan)):
-            first.told_slow = True
+        slow, waited_seconds = first.at_own_part(alone=self._is_alone), self._state.now - first.since
+        if slow and waited_seconds >= max(MIN_SLOW_SECONDS, SLOW_TIMES * self._expected_of(first.plan)):
+            first.is_slow = True
             part = PARTS[first.plan.kind].format(step=first.plan.step)
             labels = tuple(self._state.settings.label(rank) for rank in sorted(slow))
             text = f"{part} after {waited_seconds:.0f} s"

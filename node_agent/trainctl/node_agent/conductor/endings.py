@@ -1,13 +1,12 @@
 """Shutdown of a run: all ranks leave, then every open command gets its outcome; a stop waits for silent ranks."""
 
 from collections.abc import Collection
-from typing import Literal
 
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.deadlines import Deadlines
 from trainctl.node_agent.conductor.events import Ended, RankEnded, Tell
-from trainctl.node_agent.conductor.group import Rendezvous
-from trainctl.node_agent.conductor.state import ConductorState, Pending
+from trainctl.node_agent.conductor.stages import enter
+from trainctl.node_agent.conductor.state import ConductorState, Final
 from trainctl.protocol.messages import Leave
 from trainctl.protocol.messages.events import RankChanged, RunStateChanged
 
@@ -15,28 +14,24 @@ STOP_SECONDS, STOP_TIMES = 30.0, 5.0
 """A stopping run ends as it is after this many seconds without progress, or this many times the expected time of the
 plan in progress if that is longer."""
 
-Final = Literal["finished", "stopped", "failed"]
 
+class RunEnding:
+    """How the run ends: all ranks leave, and then every open command gets its outcome."""
 
-class Shutdown:
-    """`final` is None until the run is to end."""
-
-    def __init__(self, state: ConductorState, pending: Pending, rendezvous: Rendezvous, adopts: bool) -> None:
-        self._state, self._pending, self._rendezvous, self._adopts = state, pending, rendezvous, adopts
-        self.final: Final | None = None
-        self.reason = ""
-        self.goes_back = False  # to a checkpoint, once its ranks are gone
+    def __init__(self, state: ConductorState) -> None:
+        self._state = state
         self.has_halved = False  # the micro-batch of its last rank, which ran out of memory
 
     def leave(self, final: Final) -> None:
         """Nothing is under way any more, or nothing can continue."""
-        self.final, self._state.stage = final, "leaving"
-        for command in self._pending.stopping:
+        self._state.final = final
+        enter(self._state, "leaving")
+        for command in self._state.pending.stopping:
             self._state.end(
                 command.id, "applied", self._state.progress.step, made=RunStateChanged("running", "stopped")
             )
-        self._pending.stopping.clear()
-        for rank, at in self._rendezvous.ranks.items():
+        self._state.pending.stopping.clear()
+        for rank, at in self._state.ranks.items():
             if not at.ended:
                 self.tell(rank)
 
@@ -46,21 +41,21 @@ class Shutdown:
         why += ", and no checkpoint was written" if owes_checkpoint else ""
         self._state.happen(RunStateChanged("", "stopped", why), "error" if owes_checkpoint else "warning")
         if owes_checkpoint:
-            for command in self._pending.stopping:
+            for command in self._state.pending.stopping:
                 self._state.end(command.id, "failed", self._state.progress.step, f"stopped, but {why}")
-            self._pending.stopping.clear()
+            self._state.pending.stopping.clear()
         self.leave("stopped")
 
     def tell(self, rank: int) -> None:
         """Have a rank leave."""
-        leave = Leave(run=self._state.run, reason=self.reason or self.final or "")
+        leave = Leave(run=self._state.run, reason=self._state.reason or self._state.final or "")
         self._state.decide(Tell(rank, leave))
 
     def fail(self, reason: str) -> None:
         """The run ends where it is; what was accepted and not applied fails with it."""
         if self._state.stage == "leaving":
             return
-        self.reason = reason
+        self._state.reason = reason
         self._state.happen(RunStateChanged("", "failed", reason), "error")
         self._end_open(f"the run failed: {reason}")
         self.leave("failed")
@@ -70,25 +65,30 @@ class Shutdown:
         It has begun if a rank is beyond the first step, even if the record has lost that. One that has not begun tries
         again with a smaller micro-batch."""
         durable = self._state.durable
-        newest = max([self._state.progress.step, *(answer.last_step for answer in self._rendezvous.answers())])
+        newest = max([self._state.progress.step, *(answer.last_step for answer in self._state.answers)])
         if durable.mode == "stopping" or (newest <= durable.first_step and not self.has_halved):
             self.fail(reason)
         elif self._state.stage != "leaving":
-            self.reason, self.goes_back = reason, True
+            self._goes_back(reason)
             self._state.happen(RunStateChanged("", "going back", reason), "error")
             self._end_own("the run goes back to a checkpoint")
             self.leave("failed")
 
     def roll_back(self, reason: str) -> None:
         """By a command: end, and resume from the checkpoint that was chosen."""
-        self.reason, self.goes_back = reason, True
+        self._goes_back(reason)
         self._state.happen(RunStateChanged("running", "going back", reason), "warning")
         self._end_open("the run was rolled back before a step could apply it", but=("start-run",))
         self.leave("failed")
 
+    def _goes_back(self, reason: str) -> None:
+        self._state.reason = reason
+        self._state.goes_back = True
+
     def stop_instead(self, id: str) -> None:
         """The run was to go back, and an operator stops it: resumed later, it takes its newest checkpoint."""
-        self.goes_back, self.final = False, "stopped"
+        self._state.goes_back = False
+        self._state.final = "stopped"
         if self._state.durable.rollback is not None:
             self._state.persist(rollback=None)
         self._state.end(id, "applied", self._state.progress.step, made=RunStateChanged("going back", "stopped"))
@@ -97,25 +97,27 @@ class Shutdown:
     def on_rank_ended(self, ended: RankEnded, *, has_halved: bool = False) -> None:
         """A rank left by order or by itself. Without a live rank the run ends; without a drained one it continues.
         `has_halved`: its micro-batch was, for it ran out of memory."""
-        at = self._rendezvous.ranks.get(ended.rank)
+        at = self._state.ranks.get(ended.rank)
         if at is None or at.ended:
             return
-        at.ended, at.why = True, ended.why
+        at.ended = True
+        at.why = ended.why
         self.has_halved = has_halved or self.has_halved
         if self._state.stage != "leaving":
             self._end_unasked(ended)
-        if all(other.ended for other in self._rendezvous.ranks.values()):
-            assert self.final is not None
-            self._state.stage = "over"
-            if not self.goes_back:
-                self._end_open(f"the run {self.final} before a step could apply it")
-            self._state.decide(Ended(self.final, self.reason))
+        if all(other.ended for other in self._state.ranks.values()):
+            final = self._state.final
+            assert final is not None
+            enter(self._state, "over")
+            if not self._state.goes_back:
+                self._end_open(f"the run {final} before a step could apply it")
+            self._state.decide(Ended(final, self._state.reason))
 
     def _end_unasked(self, ended: RankEnded) -> None:
         durable, label = self._state.durable, self._state.settings.label(ended.rank)
-        if ended.clean and self._adopts and self._state.progress.step >= self._state.config.run.steps:
+        if ended.clean and self._state.adopts and self._state.progress.step >= self._state.config.run.steps:
             self.leave("finished")  # as our predecessor had ordered
-        elif ended.clean and self._adopts and durable.mode == "stopping":
+        elif ended.clean and self._state.adopts and durable.mode == "stopping":
             self.leave("stopped")
         elif durable.settings.ranks[ended.rank].out:
             self._state.happen(RankChanged((label,), "ended", ended.why), "warning")
@@ -125,7 +127,7 @@ class Shutdown:
     def _end_open(self, why: str, *, but: Collection[str] = ()) -> None:
         """End all open commands with what they have come to, `but` for those of some verbs."""
         self._state.conclude(self._state.progress.step)
-        for command in self._pending.take_all():
+        for command in self._state.pending.take_all():
             self._state.end(command.id, "failed", self._state.progress.step, why)
         for id, carried in list(self._state.durable.carried.items()):
             if carried.verb not in but:
@@ -135,7 +137,7 @@ class Shutdown:
         """End what policies have sent, since they decide again. All else is still open: it is carried out when the run
         has been resumed, or fails if it isn't."""
         self._state.conclude(self._state.progress.step)
-        by = {command.id: command.by for command in self._pending.waiting}
+        by = {command.id: command.by for command in self._state.pending.waiting}
         by |= {id: carried.by for id, carried in self._state.durable.carried.items()}
         for id, sender in by.items():
             if sender.startswith("auto"):
@@ -150,7 +152,7 @@ class StopTimeout:
         self._mark: object = None
         self._since = 0.0
 
-    def look(self, now: float) -> None:
+    def look(self) -> None:
         """After an event of a stopping run: has anything moved?"""
         if self._state.durable.mode != "stopping":
             self._mark = None
@@ -159,12 +161,13 @@ class StopTimeout:
         said = (first.plan.seq, len(first.soon)) if first is not None else None
         mark = (self._state.stage, self._state.progress.step, self._deadlines.awaited, said, self._writes.mark)
         if mark != self._mark:
-            self._mark, self._since = mark, now
+            self._mark = mark
+            self._since = self._state.now
 
-    def lost_seconds(self, now: float) -> float:
+    def lost_seconds(self) -> float:
         """For how long a stopping run has waited in vain; 0 as long as there is hope."""
         state = self._state
         waits_on = state.durable.mode != "stopping" or state.stage == "leaving" or self._deadlines.has_deadline
         expected_seconds = max(self._deadlines.expected_seconds, self._writes.expected_seconds)
         limit_seconds = max(STOP_SECONDS, STOP_TIMES * expected_seconds)
-        return 0.0 if waits_on or now < self._since + limit_seconds else now - self._since
+        return 0.0 if waits_on or self._state.now < self._since + limit_seconds else self._state.now - self._since

@@ -1,53 +1,33 @@
 """Plans in flight, and the steps that the ranks' reports of them commit."""
 
-import dataclasses
 import statistics
 from collections import deque
 from collections.abc import Iterable
 
 from trainctl.node_agent.conductor.events import Commit, RankDone, Retract
-from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, rank_step
+from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, PlanInFlight, rank_step
 from trainctl.protocol.messages import Fenced, Generation, PlanKind, Range, Report, Soon, StepCommitted, StepPlan
 from trainctl.protocol.messages.events import StepRetracted, StepSkipped
 
-LEAST_REDUCE_SECONDS, REDUCE_STEPS = 10.0, 5.0
+MIN_REDUCE_SECONDS, REDUCE_STEPS = 10.0, 5.0
 """A sum is overdue this many seconds after the time that its size may take, or after this many median steps if that is
 longer."""
 
 
-@dataclasses.dataclass(eq=False)
-class PlanInFlight:
-    """One plan."""
-
-    plan: StepPlan
-    since: float  # its ranks are at it: it was issued, or the one before it was done
-    soon: set[int] = dataclasses.field(default_factory=set)
-    reports: dict[int, Report] = dataclasses.field(default_factory=dict)
-    summing_since: float | None = None  # all its ranks are in the same sum since then
-    told_slow: bool = False  # that it takes longer than expected
-    is_done: bool = False  # all its ranks have reported
-
-    def __post_init__(self) -> None:
-        self.ranks = {work.rank for work in self.plan.work}
-
-    def at_own_part(self, *, alone: bool) -> set[int]:
-        """The ranks that wait for no one and are not done; of a step, one of several has done its part at the sum."""
-        done = self.soon if self.plan.kind == "train" and not alone else set(self.reports)
-        return self.ranks - done
-
-
 class InFlight:
-    """At most two: one that is finishing, and the one after it."""
+    """At most two plans: one that is finishing, and the one after it."""
 
-    def __init__(self) -> None:
-        self._plans: dict[int, PlanInFlight] = {}  # by seq, oldest first
+    def __init__(self, state: ConductorState) -> None:
+        self._state, self._plans = state, state.in_flight
         self._step_seconds: deque[float] = deque(maxlen=15)
-
-    def __bool__(self) -> bool:
-        return bool(self._plans)
 
     def has(self, kind: PlanKind) -> bool:
         return any(in_flight.plan.kind == kind for in_flight in self._plans.values())
+
+    @property
+    def is_still(self) -> bool:
+        """Return whether no plan is under way, and all steps that were planned are committed."""
+        return not self._plans and self._state.progress.step == self._state.planned_step
 
     @property
     def may_issue(self) -> bool:
@@ -72,15 +52,16 @@ class InFlight:
         """The median of recent steps, 0 before the first."""
         return statistics.median(self._step_seconds) if self._step_seconds else 0.0
 
-    def add(self, plan: StepPlan, now: float) -> None:
-        self._plans[plan.seq] = PlanInFlight(plan, now)
+    def add(self, plan: StepPlan) -> None:
+        self._plans[plan.seq] = PlanInFlight(plan, self._state.now)
 
     def take_all(self) -> list[StepPlan]:
         """Hand out and forget them."""
-        taken, self._plans = self._plans, {}
-        return [in_flight.plan for in_flight in taken.values()]
+        taken = [in_flight.plan for in_flight in self._plans.values()]
+        self._plans.clear()
+        return taken
 
-    def on_soon(self, soon: Soon, now: float) -> bool:
+    def on_soon(self, soon: Soon) -> bool:
         """True if all ranks of the plan are about to need the next one."""
         in_flight = self._find(soon)
         if in_flight is None:
@@ -89,10 +70,10 @@ class InFlight:
         if len(in_flight.soon) < len(in_flight.ranks):
             return False
         if in_flight.summing_since is None:
-            in_flight.summing_since = now
+            in_flight.summing_since = self._state.now
         return True
 
-    def on_report(self, report: Report, now: float) -> PlanInFlight | None:
+    def on_report(self, report: Report) -> PlanInFlight | None:
         """The plan it is of, unless the rank has reported that already."""
         in_flight = self._find(report)
         if in_flight is None or report.rank in in_flight.reports:
@@ -100,32 +81,32 @@ class InFlight:
         if report.kind == "train" and not in_flight.reports:
             self._step_seconds.append(report.step_seconds)
         in_flight.reports[report.rank] = report
-        if len(in_flight.reports) == len(in_flight.ranks):
-            in_flight.is_done = True
+        if in_flight.is_done:
             del self._plans[report.seq]
             for following in self._plans.values():
-                following.since = now
+                following.since = self._state.now
         return in_flight
 
     def _find(self, answer: Soon | Report) -> PlanInFlight | None:
-        found = self._plans.get(answer.seq)
-        if found is None or found.plan.generation != answer.generation or answer.rank not in found.ranks:
+        in_flight = self._plans.get(answer.seq)
+        if in_flight is None or in_flight.plan.generation != answer.generation or answer.rank not in in_flight.ranks:
             return None
-        return found
+        return in_flight
 
-    def late_in_sum(self, now: float, sync_seconds: float, sum_seconds: float) -> PlanInFlight | None:
+    def late_in_sum(self, sync_seconds: float, sum_seconds: float) -> PlanInFlight | None:
         """The first plan, if its sum is overdue: a sync, which is nothing but a sum, may take `sync_seconds`, one
         of gradients `sum_seconds` at least."""
         first = self.first
         if first is None:
             return None
         if first.plan.kind == "sync" and first.summing_since is None:
-            first.summing_since = now  # what was before it is done, so its ranks are at it
+            first.summing_since = self._state.now  # what was before it is done, so its ranks are at it
         limit_seconds = sync_seconds if first.plan.kind == "sync" else self._sum_limit_seconds(sum_seconds)
-        return first if first.summing_since is not None and now >= first.summing_since + limit_seconds else None
+        since = first.summing_since
+        return first if since is not None and self._state.now >= since + limit_seconds else None
 
     def _sum_limit_seconds(self, sum_seconds: float) -> float:
-        return max(LEAST_REDUCE_SECONDS + sum_seconds, REDUCE_STEPS * self.usual_seconds)
+        return max(MIN_REDUCE_SECONDS + sum_seconds, REDUCE_STEPS * self.usual_seconds)
 
 
 KEPT = 4

@@ -4,22 +4,23 @@ A plan is issued when every rank has said that it is about to need one (`Soon`),
 step in progress, and the plan arrives while that step still synchronises and updates.
 """
 
+import dataclasses
 from collections.abc import Iterable
+from functools import partial
 from typing import Literal
 
 import msgspec
 
-from trainctl.node_agent.autopilot.policy import Replayed, barred_size
+from trainctl.node_agent.autopilot.policy import Replayed, Stepped, barred_size
 from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.deadlines import Deadlines
-from trainctl.node_agent.conductor.events import Commanded, Issue, caused
-from trainctl.node_agent.conductor.group import Rendezvous
-from trainctl.node_agent.conductor.in_flight import Commits, Half, InFlight, PlanInFlight
+from trainctl.node_agent.conductor.events import Issue, caused
+from trainctl.node_agent.conductor.in_flight import Commits, Half, InFlight
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.restarts import Departures
-from trainctl.node_agent.conductor.side_plans import PeriodicPlans
-from trainctl.node_agent.conductor.state import EXPIRED, ConductorState, NobodyLeftError, Pending, SideKind
+from trainctl.node_agent.conductor.side_plans import SidePlans
+from trainctl.node_agent.conductor.state import EXPIRED, ConductorState, NobodyLeftError, PlanInFlight, SideKind
 from trainctl.node_agent.planning import edits, plans, ranges, share_edits
 from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.planning.peak_memory import MemoryPeaks
@@ -27,7 +28,7 @@ from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import Fenced, PlanKind, Report, Sealed, StepPlan, verbs
+from trainctl.protocol.messages import Fenced, Report, Sealed, StepPlan, verbs
 from trainctl.protocol.messages.events import RankChanged
 
 
@@ -38,8 +39,8 @@ class DataSupply:
     and everything else that happens between steps, go on as usual.
     """
 
-    def __init__(self, state: ConductorState, rendezvous: Rendezvous) -> None:
-        self._state, self._rendezvous = state, rendezvous
+    def __init__(self, state: ConductorState) -> None:
+        self._state = state
         self._known: dict[int, tuple[str, int]] = {}  # by number of chunks: their digest, and the rank that said so
 
     def on_sealed(self, sealed: Sealed) -> str:
@@ -48,12 +49,12 @@ class DataSupply:
         if digest != sealed.digest:
             names = self._state.settings.label(sealed.rank), self._state.settings.label(rank)
             return f"the growing data of {names[0]} and {names[1]} differ within their first {sealed.chunks} chunks"
-        self._rendezvous.ranks[sealed.rank].sealed = sealed
+        self._state.ranks[sealed.rank].sealed = sealed
         return ""
 
     def lacking(self, stop: int) -> str:
         """What a growing file lacks for the positions below `stop`, in words; empty if all live ranks have them."""
-        live = [at.sealed for at in self._rendezvous.live.values()]
+        live = [at.sealed for at in self._state.live.values()]
         if all(sealed is not None and (sealed.ended or sealed.samples >= stop) for sealed in live):
             return ""
         least = min(sealed.samples if sealed is not None else 0 for sealed in live)
@@ -62,7 +63,7 @@ class DataSupply:
     @property
     def samples(self) -> int | None:
         """Samples that all live ranks have; None if the file doesn't grow."""
-        sealed = [at.sealed for at in self._rendezvous.live.values()]
+        sealed = [at.sealed for at in self._state.live.values()]
         return min((one.samples for one in sealed if one is not None), default=0) if any(sealed) else None
 
 
@@ -74,28 +75,23 @@ class Pipeline:
     """Issues plans and takes what ranks say of them."""
 
     def __init__(
-        self, state: ConductorState, rendezvous: Rendezvous, pending: Pending, proposals: Proposals,
-        departures: Departures, recent: tuple[StepPlan, ...],
-    ) -> None:  # fmt: skip
+        self, state: ConductorState, proposals: Proposals, departures: Departures, recent: Iterable[StepPlan]
+    ) -> None:
         """`recent`: the newest train plans of the record, oldest first."""
-        self._state, self._rendezvous, self._pending, self._proposals = state, rendezvous, pending, proposals
-        self._departures = departures
-        self.periodic, self.rates = PeriodicPlans(state, rendezvous, pending, proposals), Rates()
-        self._commits, self._in_flight = Commits(state, recent), InFlight()
-        self.writes = BackgroundWrites(state, rendezvous, pending)
-        self.on_soon = self._in_flight.on_soon  # True if the next plan may be due
-        self.data = DataSupply(state, rendezvous)
-        self.peaks = MemoryPeaks()
-        self.deadlines = Deadlines(state, rendezvous, self._in_flight, self.rates)
-        self.planned_step, self._planned_cursor = state.progress.step, state.progress.cursor
+        self._state, self._proposals, self._departures = state, proposals, departures
+        self.rates, self.peaks = Rates(), MemoryPeaks()
+        self._commits, self.in_flight = Commits(state, recent), InFlight(state)
+        self.writes, self.data = BackgroundWrites(state), DataSupply(state)
+        self.side_plans = SidePlans(state, proposals, self.rates, self.writes)
+        self.deadlines = Deadlines(state, self.in_flight, self.rates)
         self._half: Half | None = None
         self._unfinished: tuple[StepPlan, Half | None] | None = None  # a step to be finished, or made again
 
-    def facts(self, now: float) -> Facts:
+    def facts(self) -> Facts:
         """What edits may have to know."""
-        of = self._rendezvous
-        models = self.rates.of(of.ranks)
-        return Facts(models, of.members, of.ready, of.silent_seconds(now), self.most_micro(of.ranks))
+        state = self._state
+        models = self.rates.of(state.ranks)
+        return Facts(models, state.members, state.ready, state.silent_seconds(), self.most_micro(state.ranks))
 
     def most_micro(self, ranks: Iterable[int]) -> dict[int, int]:
         """The largest micro-batch of calibrated ranks whose own is chosen: by memory, and by what failed lately."""
@@ -105,56 +101,48 @@ class Pipeline:
         barred = {rank: barred_size(kept.memory, rank, self._state.progress.step) for rank in sizes} if kept else {}
         return {rank: min(most, max(1, (barred.get(rank) or most + 1) - 1)) for rank, most in sizes.items()}
 
-    def has_planned(self, kind: PlanKind) -> bool:
-        """Whether a plan of this kind is under way."""
-        return self._in_flight.has(kind)
-
-    @property
-    def is_still(self) -> bool:
-        return not self._in_flight and self._state.progress.step == self.planned_step
-
     # ------------------------------------------------------------ the next plan
 
-    def advance(self, now: float) -> Wish | None:
+    def advance(self) -> Wish | None:
         """Issue the next plan if its time has come, or say what is to be done instead."""
-        if self._state.stage != "formed" or not self._in_flight.may_issue:
+        if self._state.stage != "formed" or not self.in_flight.may_issue:
             return None
         self._state.waiting = ""
-        self.periodic.schedule_ending(self.planned_step)
-        if self._unfinished is not None and "probe" not in self._pending.scheduled:
-            self._issue_unfinished(*self._unfinished, now)
+        self.side_plans.schedule_ending(self._state.planned_step)
+        if self._unfinished is not None and "probe" not in self._state.pending.scheduled:
+            self._issue_unfinished(*self._unfinished)
             return None
         is_writing, stopping = self.writes.now is not None, self._state.durable.mode == "stopping"
-        kind = self._pending.next_side({"checkpoint"} if is_writing else ())
+        kind = self._state.pending.next_side({"checkpoint"} if is_writing else ())
         if kind is None:
-            if stopping or self.planned_step >= self._state.config.run.steps:
+            if stopping or self._state.planned_step >= self._state.config.run.steps:
                 if is_writing:
                     return None
-                return ("stopped" if stopping else "finished") if self.is_still else None
-            if self._pending.wants_pause:
-                return "pause" if self.is_still else None
+                return ("stopped" if stopping else "finished") if self.in_flight.is_still else None
+            if self._state.pending.wants_pause:
+                return "pause" if self.in_flight.is_still else None
             if self._state.lacking:
                 return None
-            if self._wants_new_group(now) and not self._change_group(now):
+            if self._wants_new_group() and not self._change_group():
                 return None
-        if not self._rendezvous.is_current:
+        if not self._state.is_current:
             return "form"
         if kind is not None:
-            self._issue_side(kind, now)
-        elif self._is_supplied(now):
-            self._issue_train(now)
+            self._issue_side(kind)
+        elif self._is_supplied():
+            self._issue_train()
         return None
 
-    def _wants_new_group(self, now: float) -> bool:
-        return bool(self._pending.wants_new_group(now) or self._departures.due or self._rendezvous.returning)
+    def _wants_new_group(self) -> bool:
+        return bool(self._state.wants_new_group or self._departures.due or self._state.returning)
 
-    def _is_supplied(self, now: float) -> bool:
+    def _is_supplied(self) -> bool:
         """Whether all ranks have the samples of the next step. Commands that it carries don't wait with it: as in a
         pause, the next plan is journaled with them."""
-        lacks = self._lacks_data(now)
-        if lacks and self._carries and self.is_still:
-            self.hold_next_plan(now)
-            lacks = self._lacks_data(now)
+        lacks = self._lacks_data()
+        if lacks and self._carries and self.in_flight.is_still:
+            self.hold_next_plan()
+            lacks = self._lacks_data()
         self._state.waiting = lacks
         return not lacks
 
@@ -162,131 +150,127 @@ class Pipeline:
     def _carries(self) -> bool:
         """Whether the next plan has commands."""
         carried = self._state.durable.carried.values()
-        return bool(self._pending.staged) or any(one.step > self.planned_step for one in carried)
+        return bool(self._state.pending.staged) or any(one.step > self._state.planned_step for one in carried)
 
-    def _lacks_data(self, now: float) -> str:
+    def _lacks_data(self) -> str:
         """What is missing for the next step with the edits that it takes up."""
         config = self._state.config
         if not config.data.growing:
             return ""
-        after = self._pending.folded(self._state.settings, self.planned_step + 1, config, self.facts(now), now)
-        return self.data.lacking(self._planned_cursor + after.global_batch)
+        after = self._state.folded(self.facts())
+        return self.data.lacking(self._state.planned_cursor + after.global_batch)
 
-    def _change_group(self, now: float) -> bool:
+    def _change_group(self) -> bool:
         """Take up edits that change the live ranks, once the step in progress, of the group as it is, is done."""
-        if self.is_still:
-            self._apply_staged(now)
-            self._departures.apply(self.planned_step + 1)
-            self.take_back(now)
+        if self.in_flight.is_still:
+            self._apply_staged()
+            self._departures.apply(self._state.planned_step + 1)
+            self.take_back()
             self._state.persist()
-        return self.is_still
+        return self.in_flight.is_still
 
-    def take_back(self, now: float) -> None:
+    def take_back(self) -> None:
         """Ranks that were lost and are there again; one that doesn't fit any more stays out."""
-        for rank in self._rendezvous.returning:
+        for rank in self._state.returning:
             label = self._state.settings.label(rank)
-            if self._rendezvous.silent_seconds(now).get(rank, 0.0) > share_edits.AWAY_SECONDS:
-                self._rendezvous.ranks[rank].forget()  # gone once more: it is back when it says so
+            if self._state.silent_seconds().get(rank, 0.0) > share_edits.AWAY_SECONDS:
+                self._state.ranks[rank].forget()  # gone once more: it is back when it says so
                 continue
             try:
-                edit = share_edits.take_back(self._state.settings, rank, self.facts(now), self._state.config)
+                edit = share_edits.take_back(self._state.settings, rank, self.facts(), self._state.config)
             except InvalidInputError as error:
                 self._state.keep(settings=share_edits.give_up(self._state.settings, rank))
                 refused = RankChanged((label,), "not-admitted", error.problem)
-                self._state.happen(refused, "error", self.planned_step)
+                self._state.happen(refused, "error", self._state.planned_step)
                 continue
             self._take_settings(edit.settings)
             change = msgspec.structs.replace(edit.change, returned=label)
-            self._state.happen(change, "good", self.planned_step + 1, verb="admit")
+            self._state.happen(change, "good", self._state.planned_step + 1, verb="admit")
 
-    def _issue_train(self, now: float) -> None:
-        self._apply_staged(now)
+    def _issue_train(self) -> None:
+        self._apply_staged()
         plan = self._next_train_plan()
         if self._state.durable.paused_ids:
             self._state.keep(paused_ids=())
-        self._issue(plan, now)
+        self._issue(plan)
 
     def _next_train_plan(self) -> StepPlan:
-        step, durable = self.planned_step + 1, self._state.durable
+        step, durable = self._state.planned_step + 1, self._state.durable
         carried = [id for id, command in durable.carried.items() if command.step == step]
         self._state.keep(seq=durable.seq + 1)
-        ids = list(dict.fromkeys([*durable.paused_ids, *carried]))
-        return plans.train(self._state.run, self._state.durable, self._state.config, step, self._planned_cursor, ids)
+        ids = dict.fromkeys([*durable.paused_ids, *carried])
+        return self._maker(step, ids).train()
 
-    def _issue_unfinished(self, plan: StepPlan, half: Half | None, now: float) -> None:
+    def _maker(self, step: int, commands: Iterable[str]) -> plans.PlanMaker:
+        state = self._state
+        return plans.PlanMaker(state.run, state.durable, state.config, step, state.planned_cursor, tuple(commands))
+
+    def _issue_unfinished(self, plan: StepPlan, half: Half | None) -> None:
         """The step that the last generation left: what its batch lacks, or all of it. Only the comparison of models
         comes before it, for ranks may be new."""
         self._unfinished = None
         self._state.keep(seq=self._state.durable.seq + 1)
         durable = self._state.durable
-        self._issue(plans.finishing(plan, durable, *half) if half is not None else plans.again(plan, durable), now)
+        self._issue(plans.finishing(plan, durable, *half) if half is not None else plans.again(plan, durable))
 
-    def hold_next_plan(self, now: float) -> None:
+    def hold_next_plan(self) -> None:
         """While paused the next plan is journaled at once, and with it the commands in it are applied."""
-        self._apply_staged(now)
+        self._apply_staged()
         plan = self._next_train_plan()
         self._state.keep(paused_ids=plan.commands)
         self._state.decide(Issue(plan, self._state.durable, held=True))
         self._state.conclude(plan.step)
 
-    def _issue_side(self, kind: SideKind, now: float) -> None:
-        commands = self._pending.take_side(kind)
+    def _issue_side(self, kind: SideKind) -> None:
+        commands = self._state.pending.take_side(kind)
         for command in commands:
-            self._state.carry(command, self.planned_step)
+            self._state.carry(command, self._state.planned_step)
         self._state.keep(seq=self._state.durable.seq + 1)
-        where = (self._state.run, self._state.durable, self.planned_step, self._planned_cursor)
-        ids = [command.id for command in commands]
+        maker = self._maker(self._state.planned_step, (command.id for command in commands))
         match kind:
             case "probe":
-                self._issue(plans.probe(*where), now)
+                plan = maker.probe()
             case "measure":
-                self._issue(plans.measure(*where), now)
+                plan = maker.measure()
             case "sync":
-                self._issue(plans.sync(*where), now)
+                plan = maker.sync()
             case "evaluate":
-                self._issue(plans.evaluate(*where, self._rendezvous.any_ready().held_out, ids), now)
+                plan = maker.evaluate(self._state.any_ready.held_out)
             case "sample":
-                self._issue_sample(commands, now)
+                args = commands[0].args if commands else verbs.SampleModel()  # without a command, as the run file says
+                assert isinstance(args, verbs.SampleModel)
+                plan = maker.sample(args, commands[0].node if commands else None)
             case "defragment":
-                self._issue(plans.defragment(*where, {command.node for command in commands}, ids), now)
+                plan = maker.defragment({command.node for command in commands})
             case "profile":
-                asked = commands[0].args
-                assert isinstance(asked, verbs.Profile)
-                self._issue(plans.profile(*where, asked, ids), now)
+                args = commands[0].args
+                assert isinstance(args, verbs.Profile)
+                plan = maker.profile(args)
             case "checkpoint":
-                self._issue(plans.checkpoint(*where, ids, self.writes.failing), now)
+                plan = maker.checkpoint(self.writes.failing)
+        self._issue(plan)
 
-    def _issue_sample(self, commands: list[Commanded], now: float) -> None:
-        """What one command asks; without one, what the run file does."""
-        asked, node = verbs.SampleModel(), None
-        for command in commands:
-            assert isinstance(command.args, verbs.SampleModel)
-            asked, node = command.args, command.node
-        where = self._state.run, self._state.durable, self._state.config, self.planned_step, self._planned_cursor
-        self._issue(plans.sample(*where, asked, node, [command.id for command in commands]), now)
-
-    def _issue(self, plan: StepPlan, now: float) -> None:
+    def _issue(self, plan: StepPlan) -> None:
         if plan.kind == "train":
             self._commits.issued(plan)
-            self.planned_step, self._planned_cursor = plan.step, plan.cursor + plan.global_batch
-            self.periodic.schedule_periodic(plan.step)
-        self._in_flight.add(plan, now)
+            self._state.planned_step, self._state.planned_cursor = plan.step, plan.cursor + plan.global_batch
+            self.side_plans.schedule_periodic(plan.step)
+        self.in_flight.add(plan)
         self._state.decide(Issue(plan, self._state.durable))
 
-    def _apply_staged(self, now: float) -> None:
+    def _apply_staged(self) -> None:
         """Fold the staged edits into the settings; the next step carries them."""
-        staged = self._pending.take_staged()
+        staged = self._state.pending.take_staged()
         if not staged:
             return
-        step, config, facts = self.planned_step + 1, self._state.config, self.facts(now)
+        step, config, facts = self._state.planned_step + 1, self._state.config, self.facts()
         for command in staged:
-            if command.expires <= now:
+            if command.expires <= self._state.now:
                 self._state.end(command.id, "expired", reason=EXPIRED)
                 continue
             try:
-                by_person = not command.by.startswith(AUTHOR)
-                known = facts._replace(by_person=by_person)
-                edit = edits.apply(self._state.settings, command.args, command.node, step, config, known)
+                facts = dataclasses.replace(facts, by_person=not command.by.startswith(AUTHOR))
+                edit = edits.apply(self._state.settings, command.args, command.node, step, config, facts)
             except InvalidInputError as error:  # an edit before it expired, and this one stood on it
                 self._state.end(command.id, "failed", reason=error.problem, field=error.where)
                 continue
@@ -295,21 +279,21 @@ class Pipeline:
 
     def _take_settings(self, settings: Settings) -> None:
         if settings.global_batch != self._state.settings.global_batch:
-            mean_weight = self._rendezvous.any_ready().mean_weight
+            mean_weight = self._state.any_ready.mean_weight
             self._state.keep(divisor=ranges.divisor(settings.global_batch, mean_weight))
         self._state.keep(settings=settings)
 
     # ------------------------------------------------------------ what ranks say
 
-    def on_report(self, report: Report, now: float) -> PlanInFlight | None:
+    def on_report(self, report: Report) -> PlanInFlight | None:
         """The plan that the report completes, if it is the last one of it."""
-        in_flight = self._in_flight.on_report(report, now)
+        in_flight = self.in_flight.on_report(report)
         if in_flight is None:
             return None
         self.deadlines.stalls.done(report.rank, report.kind)
         if report.kind == "train":
             if self._commits.count(report):
-                self._rendezvous.failures = 0
+                self._state.failures = 0
             if report.replays:
                 self._proposals.ask(Replayed(in_flight.plan, report))
         if not in_flight.is_done:
@@ -321,25 +305,29 @@ class Pipeline:
             self.peaks.reported(in_flight.reports, version)
         if report.kind == "checkpoint":
             self.peaks.copied(in_flight.plan.writers)
-        self.periodic.note_done(in_flight.plan)
+        self.side_plans.note_done(in_flight.plan)
         return in_flight
+
+    def stepped(self, done: PlanInFlight) -> Stepped:
+        """Return what policies may ask about a step; nothing is worked out before."""
+        models = partial(self.rates.of, done.ranks), partial(self.peaks.of, done.ranks)
+        return Stepped(done.plan, done.reports, *models, partial(self.most_micro, done.ranks))
 
     # ------------------------------------------------------------ across generations
 
     def abandon(self) -> None:
         """The generation of all plans under way is left: what was wanted of them is wanted of the next one."""
         self._state.waiting = ""
-        for plan in self._in_flight.take_all():
+        for plan in self.in_flight.take_all():
             if plan.kind == "sample":
                 side_plans.sample_interrupted(self._state, plan)
             elif plan.kind != "train" and not plan.commands:
-                self._pending.scheduled.add(plan.kind)
+                self._state.pending.scheduled.add(plan.kind)
         for id, carried in list(self._state.durable.carried.items()):
             if carried.verb in side_plans.INTERRUPTED:
                 self._state.end(id, "failed", carried.step, side_plans.INTERRUPTED[carried.verb])
-            elif carried.verb in self._pending.side and id not in self.writes.commands:
-                self._pending.put_back(id, carried)
-                self._state.uncarry(id)
+            elif carried.verb in self._state.pending.side and id not in self.writes.commands:
+                self._state.put_back(id)
 
     def recover(self, answers: list[Fenced]) -> set[int]:
         """Commit what the answers to a fence say was done, and note what is left half-done.
@@ -347,12 +335,12 @@ class Pipeline:
         Gives the ranks that have the state of the last committed step. Raises NobodyLeftError if one of them is beyond
         what the record can know.
         """
-        progress, members = self._state.progress, self._rendezvous.members
+        progress, members = self._state.progress, self._state.members
         if members:  # what others say of steps is of a part of the run that they are not in any more
             answers = [answer for answer in answers if answer.rank in members]
         for report in sorted((report for answer in answers for report in answer.reports), key=lambda each: each.step):
             if report.kind == "train" and self._commits.count(report):
-                self._rendezvous.failures = 0
+                self._state.failures = 0
         for answer in answers:
             if answer.last_step > progress.step:
                 where = f"{self._state.node(answer.rank)} is at step {answer.last_step}"
@@ -362,9 +350,9 @@ class Pipeline:
             self._commits.retract()
         at_step = {answer.rank for answer in answers if answer.last_step == progress.step}
         standing = at_step & members if members else at_step
-        self.planned_step, self._planned_cursor = progress.step, progress.cursor
+        self._state.planned_step, self._state.planned_cursor = progress.step, progress.cursor
         was_passed = self._commits.plan(progress.step + 1) is not None
-        self.periodic.start_over(progress.step, was_passed=was_passed, owes_checkpoint=self.writes.owes_checkpoint)
+        self.side_plans.start_over(progress.step, was_passed=was_passed, owes_checkpoint=self.writes.owes_checkpoint)
         if retracts:
             self.writes.retract()
         self._half = self._commits.half_done(answers) if len(standing) == len(answers) else None
@@ -374,13 +362,13 @@ class Pipeline:
             self._commits.forget(progress.step + 1)
         return standing
 
-    def begin(self, now: float) -> None:
+    def begin(self) -> None:
         """A generation has been formed: complete the batch that the accumulators hold a part of, if they do."""
-        self.periodic.schedule_probe()
+        self.side_plans.schedule_probe()
         half, self._half, self._unfinished = self._half, None, None
         plan = self._commits.plan(self._state.progress.step + 1)
         self._state.conclude(self._state.progress.step)
         if plan is not None and (half is not None or self._state.durable.retracted == plan.step):
             self._unfinished = plan, half
         else:
-            self.periodic.schedule_first()
+            self.side_plans.schedule_first()

@@ -8,7 +8,6 @@ import msgspec
 
 from trainctl.node_agent.autopilot.policy import MemoryDeath
 from trainctl.node_agent.conductor.events import Kill, Start, Tell
-from trainctl.node_agent.conductor.group import Rendezvous
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import share_edits
@@ -27,8 +26,8 @@ class Departures:
     node is back. A rank outside the group holds nothing: its trainer is ended at once, also if a person had drained it.
     """
 
-    def __init__(self, state: ConductorState, rendezvous: Rendezvous) -> None:
-        self._state, self._rendezvous = state, rendezvous
+    def __init__(self, state: ConductorState) -> None:
+        self._state = state
         self._wanted: Mapping[int, str] = {}  # why, by rank
         self._asked: dict[int, float] = {}  # when a departed rank was last asked to leave
 
@@ -44,8 +43,8 @@ class Departures:
             return {}
         live = self._state.settings.live
         due = {rank: why for rank, why in self._wanted.items() if rank in live}
-        standing = self._rendezvous.members or live.keys()
-        stays = any(not self._rendezvous.ranks[rank].ended for rank in live.keys() & standing - due.keys())
+        standing = self._state.members or live.keys()
+        stays = any(not self._state.ranks[rank].ended for rank in live.keys() & standing - due.keys())
         return due if stays else {}
 
     def apply(self, step: int) -> None:
@@ -53,12 +52,12 @@ class Departures:
         for rank, why in self.due.items():
             made = share_edits.lose(self._state.settings, rank)
             self._state.keep(settings=made.settings, departed=(*self._state.durable.departed, rank))
-            self._rendezvous.ranks[rank].forget()
-            self._rendezvous.ranks[rank].why = why
+            self._state.ranks[rank].forget()
+            self._state.ranks[rank].why = why
             change = msgspec.structs.replace(made.change, cause=why, node=self._state.node(rank))
             self._state.happen(change, "warning", step, verb="drain")
 
-    def release(self, now: float) -> None:
+    def release(self) -> None:
         """End the trainers of ranks that have left, once the others have a group without them, or are paused; at once
         those of other ranks outside the group."""
         if self._state.stage in ("leaving", "over"):
@@ -67,9 +66,9 @@ class Departures:
         if self._state.stage == "loading":
             return
         for rank in self._released:
-            at, asked = self._rendezvous.ranks[rank], self._asked.get(rank)
-            if not at.ended and (asked is None or now >= asked + REPEAT_SECONDS):
-                self._asked[rank] = now
+            at, asked = self._state.ranks[rank], self._asked.get(rank)
+            if not at.ended and (asked is None or self._state.now >= asked + REPEAT_SECONDS):
+                self._asked[rank] = self._state.now
                 why = self._wanted.get(rank) or at.why or "its node left"
                 self._state.decide(Tell(rank, Leave(run=self._state.run, reason=why)))
 
@@ -83,9 +82,9 @@ class Departures:
     @property
     def _released(self) -> list[int]:
         """The ranks whose trainers hold nothing that the group needs, ascending."""
-        group = self._state.settings.live.keys() | self._rendezvous.members
+        group = self._state.settings.live.keys() | self._state.members
         outside = {rank for rank in self._wanted if rank not in group}
-        has_group = self._rendezvous.is_current or self._state.durable.mode == "paused"
+        has_group = self._state.is_current or self._state.durable.mode == "paused"
         return sorted(
             outside.union(self._state.durable.departed if self._state.stage == "formed" and has_group else ())
         )
@@ -112,19 +111,19 @@ SURVIVOR_SECONDS = 10.0
 RETURN_SECONDS = 1.0
 """Seconds until a trainer is started on a node that is back: its agent may still report the end of the former one,
 which must not count for the new one."""
-LEAST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 1.0, 60.0
+MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 60.0
 
 
 def backoff_seconds(tries: int) -> float:
     """Exponential backoff: seconds to wait after so many tries in a row, 1, 2, 4 and so on."""
-    return min(MOST_BACKOFF_SECONDS, LEAST_BACKOFF_SECONDS * 2.0**tries)
+    return min(MAX_BACKOFF_SECONDS, MIN_BACKOFF_SECONDS * 2.0**tries)
 
 
 class Restarts:
     """The conductor tells it of deaths and of time; what becomes of the generation is the conductor's."""
 
-    def __init__(self, state: ConductorState, rendezvous: Rendezvous, proposals: Proposals) -> None:
-        self._state, self._rendezvous, self._proposals = state, rendezvous, proposals
+    def __init__(self, state: ConductorState, proposals: Proposals) -> None:
+        self._state, self._proposals = state, proposals
         self._starts: dict[int, int] = {}  # of each rank since the last step it took part in
         self._hung_first: set[int] = set()  # those that have been ended so, of the ranks that the run begins with
         self._computing: set[int] = set()  # of these ranks, those that compute the reference, or have begun to
@@ -132,8 +131,8 @@ class Restarts:
 
     def can_spare(self, rank: int, *, without: Collection[int] = ()) -> bool:
         """Whether the others can continue without it: one of them, not in `without`, has the last step's state."""
-        ranks = self._rendezvous.ranks
-        others = self._state.settings.live.keys() & self._rendezvous.members - {rank, *without}
+        ranks = self._state.ranks
+        others = self._state.settings.live.keys() & self._state.members - {rank, *without}
         return any(not ranks[other].ended for other in others)
 
     def lose(self, rank: int, why: str, out: Literal["lost", "failed"] = "lost") -> None:
@@ -147,8 +146,8 @@ class Restarts:
             settings=settings, members=tuple(other for other in members if other != rank),
             probed=None if probed is None else tuple(other for other in probed if other != rank),
         )  # fmt: skip
-        self._rendezvous.ranks[rank].forget()
-        self._rendezvous.ranks[rank].why = why
+        self._state.ranks[rank].forget()
+        self._state.ranks[rank].why = why
         change = msgspec.structs.replace(edit.change, cause=why, lost=label, refused=out == "failed")
         state.happen(change, "error", verb="rebalance")
 
@@ -160,19 +159,20 @@ class Restarts:
         died_with = share_edits.last_micro_batch(state.settings.ranks[rank])
         self._proposals.ask(MemoryDeath(rank, memory, died_with))
 
-    def ended(self, rank: int, why: str, now: float) -> None:
+    def ended(self, rank: int, why: str) -> None:
         """The process of a rank is gone that is lost, or hung as the run was to begin: start another in a while, or
         give it up. Raises CannotGoOnError if the run can't begin without it."""
-        at, starts, label = self._rendezvous.ranks[rank], self._starts.get(rank, 0), self._state.settings.label(rank)
+        at, starts, label = self._state.ranks[rank], self._starts.get(rank, 0), self._state.settings.label(rank)
         again, hung = self.starts_again_in_first_load(rank), rank in self._hung_first
         self._hung_first.discard(rank)
         at.forget()
         given_up = self._state.settings.ranks[rank].out == "failed"
-        at.ended, at.why = True, at.why if given_up and at.why else why
+        at.ended = True
+        at.why = at.why if given_up and at.why else why
         if rank in self._state.durable.departed or (self._state.settings.ranks[rank].out != "lost" and not again):
             return
         if starts < STARTS:
-            self._due[rank] = now + backoff_seconds(starts)
+            self._due[rank] = self._state.now + backoff_seconds(starts)
             return
         if again:
             did = "hung" if hung else "ended"
@@ -182,45 +182,45 @@ class Restarts:
         text = f"started {STARTS} times without taking part in a step; the last time it {why}"
         self._state.happen(RankChanged((label,), "failed", text), "error")
 
-    def start_returned(self, rank: int, now: float) -> None:
+    def start_returned(self, rank: int) -> None:
         """Start the trainer of a lost rank whose node is back, unless it lives."""
         self._starts.pop(rank, None)
-        if self._rendezvous.ranks[rank].ended:
-            self._due[rank] = now + RETURN_SECONDS
+        if self._state.ranks[rank].ended:
+            self._due[rank] = self._state.now + RETURN_SECONDS
 
-    def start_due(self, now: float) -> None:
+    def start_due(self) -> None:
         """Start the trainers whose time has come; none for a run that is to stop."""
         if self._state.durable.mode == "stopping":
             return
-        for rank in [rank for rank, due in self._due.items() if due <= now]:
+        for rank in [rank for rank, due in self._due.items() if due <= self._state.now]:
             del self._due[rank]
             lost = self._state.settings.ranks[rank].out == "lost" and rank not in self._state.durable.departed
             if not lost and not self._is_first(rank):
                 continue
             self._starts[rank] = self._starts.get(rank, 0) + 1
-            self._rendezvous.ranks[rank].ended = False
-            self._rendezvous.ranks[rank].heard = now  # it is listened for from now on
+            self._state.ranks[rank].ended = False
+            self._state.ranks[rank].heard = self._state.now  # it is listened for from now on
             label = self._state.settings.label(rank)
             self._state.happen(RankChanged((label,), "restarted", f"{self._starts[rank]} of {STARTS}"))
             self._state.decide(Start(rank))
 
-    def try_again(self, node: str | None, now: float) -> str:
+    def try_again(self, node: str | None) -> str:
         """Start the trainers of a node that had been given up, or that ended while it was drained, as an operator
         wishes; what that makes of it, empty if there are none."""
         state, settings = self._state, self._state.settings
         given_up = [
             rank for rank, setting in settings.ranks.items()
-            if setting.node == node and setting.out in ("failed", "drained") and self._rendezvous.ranks[rank].ended
+            if setting.node == node and setting.out in ("failed", "drained") and self._state.ranks[rank].ended
         ]  # fmt: skip
         for rank in given_up:
             self._starts.pop(rank, None)
-            self._due[rank] = now
+            self._due[rank] = self._state.now
             state.persist(settings=share_edits.expect(state.settings, rank))
         return "restarted; it will rejoin when its model is loaded" if given_up else ""
 
     def is_loading(self, rank: int) -> bool:
         """Whether a rank that is lost, or that the run begins with, has a process that has not loaded yet."""
-        at = self._rendezvous.ranks[rank]
+        at = self._state.ranks[rank]
         is_due = self._state.settings.ranks[rank].out == "lost" or self._is_first(rank)
         return is_due and not at.ended and at.ready is None
 
@@ -229,24 +229,24 @@ class Restarts:
         return self._is_first(rank) and self.is_loading(rank)
 
     def _is_first(self, rank: int) -> bool:
-        at_beginning = self._state.stage == "loading" and not self._rendezvous.adopts
+        at_beginning = self._state.stage == "loading" and not self._state.adopts
         return at_beginning and not self._state.settings.ranks[rank].out
 
     def silence_limit_seconds(self, rank: int, *, in_touch: bool = True) -> float:
         """How long a trainer may say nothing; the longest while it loads for the first time. `in_touch`: whether its
         node is reachable."""
-        if self._rendezvous.ranks[rank].ready is not None:
+        if self._state.ranks[rank].ready is not None:
             is_profiled = in_touch and self._state.durable.is_profiled(self._state.progress.step, rank)
             return PROFILE_SECONDS if is_profiled else share_edits.AWAY_SECONDS
         if self.loads_first(rank):
             return min(self._state.config.run.load_seconds, self._state.config.group.unreachable_seconds)
         if self.is_loading(rank):
             return START_SECONDS
-        return SURVIVOR_SECONDS if self._state.stage == "loading" and self._rendezvous.adopts else inf
+        return SURVIVOR_SECONDS if self._state.stage == "loading" and self._state.adopts else inf
 
     def computes(self, rank: int) -> None:
         """It computes the reference, before it has loaded."""
-        if rank in self._rendezvous.ranks and self._is_first(rank):
+        if rank in self._state.ranks and self._is_first(rank):
             self._computing.add(rank)
             self._starts.setdefault(rank, 1)
 
@@ -255,7 +255,7 @@ class Restarts:
         the reference, which may take hours."""
         return rank in self._hung_first | self._computing and self._is_first(rank)
 
-    def end_hung(self, rank: int, why: str, now: float) -> None:
+    def end_hung(self, rank: int, why: str) -> None:
         """Have a trainer that hangs while it loads ended; another is started when it has."""
         label = self._state.settings.label(rank)
         self._state.happen(RankChanged((label,), "hung", why), "warning")
@@ -263,11 +263,11 @@ class Restarts:
             self._hung_first.add(rank)
             self._starts.setdefault(rank, 1)
         self._state.decide(Kill(rank))
-        self._rendezvous.ranks[rank].heard = now  # should that not reach it, it is ended again
+        self._state.ranks[rank].heard = self._state.now  # should that not reach it, it is ended again
 
     def is_starting(self, rank: int) -> bool:
         """Whether another process has been asked for, and has not ended."""
-        return rank in self._starts and not self._rendezvous.ranks[rank].ended
+        return rank in self._starts and not self._state.ranks[rank].ended
 
     def stepped(self, ranks: Collection[int]) -> None:
         """They took part in a step."""

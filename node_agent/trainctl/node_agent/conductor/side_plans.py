@@ -8,23 +8,32 @@ import msgspec
 from trainctl.node_agent.autopilot.policy import HeldOutLoss, Measured
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.events import Drifted, Evaluated, Sampled
-from trainctl.node_agent.conductor.group import Rendezvous
 from trainctl.node_agent.conductor.proposals import Proposals
-from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, Pending, sample_rows
+from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import held_out, probes
 from trainctl.node_agent.planning.durable import Profiling
 from trainctl.node_agent.planning.probes import Difference, Precision
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol.config.policies import AUTHOR
-from trainctl.protocol.messages import FREED, Probed, ProfileWritten, Report, SampleReport, StepPlan
+from trainctl.protocol.messages import FREED, Probed, ProfileWritten, Report, Sample, SampleReport, StepPlan
 from trainctl.protocol.messages import events as run_events
 
+Reports = Mapping[int, Report]
+INTERRUPTED = {
+    "sample": "the group re-formed before the model had answered; send the command again",
+    "profile": "the group re-formed before the profile began; send the command again",
+}
+"""Verbs whose plans are not repeated, and what is said then: what interrupts them may be caused by them, such as a lack
+of memory."""
+ANSWER_CHARACTERS = 8000
+"""Most characters of all answers in the reply to a command; an event in the record has fewer."""
 
-class PeriodicPlans:
+
+class SidePlans:
     """First shares, periodic plans and the ending's, each once at its step, however often a fence undoes them."""
 
-    def __init__(self, state: ConductorState, rendezvous: Rendezvous, pending: Pending, proposals: Proposals) -> None:
-        self._state, self._rendezvous, self._pending, self._proposals = state, rendezvous, pending, proposals
+    def __init__(self, state: ConductorState, proposals: Proposals, rates: Rates, writes: BackgroundWrites) -> None:
+        self._state, self._proposals, self._rates, self._writes = state, proposals, rates, writes
         self._done: dict[str, int] = {}  # step of the last plan of each kind
         if (writing := state.durable.writing) is not None:  # since another conductor's life
             self._done["checkpoint"] = writing.step
@@ -42,8 +51,8 @@ class PeriodicPlans:
 
     def schedule_probe(self) -> None:
         """The comparison of models that comes before the first step of a rank."""
-        if self._rendezvous.live.keys() - set(self._state.durable.probed or ()):
-            self._pending.scheduled.add("probe")
+        if self._state.live.keys() - set(self._state.durable.probed or ()):
+            self._state.pending.scheduled.add("probe")
 
     def schedule_first(self) -> None:
         """Schedule what comes before the first step of a new run: the measurement of the shares that its file leaves
@@ -51,11 +60,11 @@ class PeriodicPlans:
         config, durable = self._state.config, self._state.durable
         if self._state.progress.step == durable.first_step == 0:
             if config.evaluate.at_start and self._done.get("evaluate") != 0 and self._is_of_use("evaluate", 0):
-                self._pending.scheduled.add("evaluate")
+                self._state.pending.scheduled.add("evaluate")
             if config.samples.at_start and config.samples.prompts and self._done.get("sample") != 0:
-                self._pending.scheduled.add("sample")
+                self._state.pending.scheduled.add("sample")
         if self._proposals.is_pending("first-shares"):
-            self._pending.scheduled.add("measure")
+            self._state.pending.scheduled.add("measure")
 
     def schedule_periodic(self, step: int) -> None:
         """What is due after `step`."""
@@ -63,11 +72,11 @@ class PeriodicPlans:
             return
         for kind, steps in self._every_steps.items():
             if step % steps == 0 and self._done.get(kind) != step and self._is_of_use(kind, step):
-                self._pending.scheduled.add(kind)
+                self._state.pending.scheduled.add(kind)
 
     def _is_of_use(self, kind: str, step: int) -> bool:
         if kind == "evaluate":
-            return self._rendezvous.any_ready().held_out > 0 and self._state.durable.eval_step != step
+            return self._state.any_ready.held_out > 0 and self._state.durable.eval_step != step
         return kind != "sync" or len(self._state.settings.live) > 1
 
     def schedule_ending(self, step: int) -> None:
@@ -77,13 +86,13 @@ class PeriodicPlans:
         if self._ending_scheduled or not (finishing or durable.mode == "stopping"):
             return
         self._ending_scheduled = True
-        if finishing and self._rendezvous.any_ready().held_out and self._done.get("evaluate") != step:
-            self._pending.scheduled.add("evaluate")
+        if finishing and self._state.any_ready.held_out and self._done.get("evaluate") != step:
+            self._state.pending.scheduled.add("evaluate")
         samples = config.samples
         if finishing and samples.prompts and samples.every_steps and self._done.get("sample") != step:
-            self._pending.scheduled.add("sample")
+            self._state.pending.scheduled.add("sample")
         if self.owes_checkpoint(step):
-            self._pending.scheduled.add("checkpoint")
+            self._state.pending.scheduled.add("checkpoint")
 
     def owes_checkpoint(self, step: int) -> bool:
         """Whether a run that ends after `step` wants one that has not been written."""
@@ -98,65 +107,52 @@ class PeriodicPlans:
     def start_over(self, step: int, *, was_passed: bool, owes_checkpoint: bool) -> None:
         """Plans beyond `step` are given up. What belongs to it is wanted, unless the next step had been planned; a
         scheduled checkpoint stays wanted if the one before it is being written or was lost (`owes_checkpoint`)."""
-        waiting = self._pending.scheduled & {"checkpoint"} if owes_checkpoint else set()
-        self._pending.scheduled.clear()
-        self._pending.scheduled |= waiting
+        waiting = self._state.pending.scheduled & {"checkpoint"} if owes_checkpoint else set()
+        self._state.pending.scheduled.clear()
+        self._state.pending.scheduled |= waiting
         self._ending_scheduled = False
         if not was_passed:
             self.schedule_periodic(step)
 
+    # ------------------------------------------------------------ results
 
-Reports = Mapping[int, Report]
-INTERRUPTED = {
-    "sample": "the group re-formed before the model had answered; send the command again",
-    "profile": "the group re-formed before the profile began; send the command again",
-}
-"""Verbs whose plans are not repeated, and what is said then: what interrupts them may be caused by them, such as a lack
-of memory."""
-ANSWER_CHARACTERS = 8000
-"""Most characters of all answers in the reply to a command; an event in the record has fewer."""
+    def conclude(self, plan: StepPlan, reports: Reports) -> str:
+        """Do whatever the kind of a plan that all its ranks have reported asks for. Return why a checkpoint that was to
+        be written is missing, else an empty string; that fails the commands, never the run."""
+        reports = dict(sorted(reports.items()))  # whichever came first, sums and texts are the same
+        match plan.kind:
+            case "measure":
+                self._measured(reports)
+            case "sync":
+                levelling(self._state, plan, reports)
+            case "evaluate":
+                evaluation(self._state, self._proposals, plan, reports)
+            case "sample":
+                sample(self._state, plan, reports)
+            case "defragment":
+                defragmentation(self._state, plan, reports)
+            case "profile":
+                profile(self._state, plan, reports)
+            case "checkpoint":
+                self._writes.begin(plan, reports)
+                return self._writes.conclude()
+            case "train" | "probe":
+                pass  # concluded by the commit and by the probe's own rules
+        return ""
 
-
-def conclude(
-    state: ConductorState, rates: Rates, proposals: Proposals, writes: BackgroundWrites, plan: StepPlan,
-    reports: Reports,
-) -> str:  # fmt: skip
-    """Whatever the kind of `plan` asks for. Gives why a checkpoint that was to be written is missing, else nothing."""
-    reports = dict(sorted(reports.items()))  # whichever came first, sums and texts are the same
-    match plan.kind:
-        case "measure":
-            measurement(state, rates, proposals, reports)
-        case "sync":
-            levelling(state, plan, reports)
-        case "evaluate":
-            evaluation(state, proposals, plan, reports)
-        case "sample":
-            sample(state, plan, reports)
-        case "defragment":
-            defragmentation(state, plan, reports)
-        case "profile":
-            profile(state, plan, reports)
-        case "checkpoint":
-            return checkpoint(writes, plan, reports)
-        case "train" | "probe":
-            pass  # concluded by the commit and by the probe's own rules
-    return ""
-
-
-def measurement(state: ConductorState, rates: Rates, proposals: Proposals, reports: Reports) -> None:
-    """What each rank managed alone, for the policy of first shares; they are unchanged if one timed nothing."""
-    seen = {rank: report.samples_per_second or 0.0 for rank, report in reports.items()}
-    state.keep(timed=True)
-    if not all(0 < rate < math.inf for rate in seen.values()):
-        state.persist()
-        by = f"{AUTHOR}first-shares"
-        unknown = [state.settings.label(rank) for rank, rate in seen.items() if not 0 < rate < math.inf]
-        state.happen(run_events.SharesUnmeasured(tuple(unknown)), "warning", by=by)
-        return
-    for rank, rate in seen.items():
-        rates.measured(rank, rate, reports[rank].micro_batch)
-    proposals.ask(Measured(seen))
-    state.persist()  # also of a policy that has proposed nothing
+    def _measured(self, reports: Reports) -> None:
+        """What each rank managed alone, for the policy of first shares; they are unchanged if one timed nothing."""
+        state, seen = self._state, {rank: report.samples_per_second or 0.0 for rank, report in reports.items()}
+        state.keep(timed=True)
+        untimed = [state.settings.label(rank) for rank, rate in seen.items() if not 0 < rate < math.inf]
+        if untimed:
+            state.persist()
+            state.happen(run_events.SharesUnmeasured(tuple(untimed)), "warning", by=f"{AUTHOR}first-shares")
+            return
+        for rank, rate in seen.items():
+            self._rates.measured(rank, rate, reports[rank].micro_batch)
+        self._proposals.ask(Measured(seen))
+        state.persist()  # also of a policy that has proposed nothing
 
 
 def levelling(state: ConductorState, plan: StepPlan, reports: Reports) -> None:
@@ -198,8 +194,29 @@ def sample(state: ConductorState, plan: StepPlan, reports: Reports) -> None:
         _no_answer(state, plan, node, report.skipped or "it sent none")
         return
     asked_by = next((state.durable.carried[id].by for id in plan.commands if id in state.durable.carried), "auto")
-    losses = state.progress.loss, state.durable.eval_loss if state.durable.eval_step == plan.step else None
-    for row in sample_rows(plan, report.finished_at, answers, node, asked_by, *losses):
+    eval_loss = state.durable.eval_loss if state.durable.eval_step == plan.step else None
+    how = plan.sampling
+    assert how is not None, "a sample plan says what it asks"
+    for number, answer in enumerate(answers):
+        row = Sample(
+            run=plan.run,
+            step=plan.step,
+            at=report.finished_at,
+            number=number,
+            prompt=answer.prompt,
+            answer=answer.text,
+            tokens=answer.tokens,
+            ended=answer.ended,
+            seconds=answer.seconds,
+            loss=state.progress.loss,
+            eval_loss=eval_loss,
+            max_tokens=how.max_tokens,
+            temperature=how.temperature,
+            top_p=how.top_p,
+            seed=how.seed,
+            node=node,
+            by=asked_by,
+        )
         state.decide(Sampled(row))
     tokens, seconds = sum(answer.tokens for answer in answers), sum(answer.seconds for answer in answers)
     done = run_events.Sampled(node, len(answers), tokens, seconds)
@@ -330,10 +347,3 @@ def _where(pair: tuple[Probed, Probed]) -> str:
         return ""
     layer, layers = first
     return f"; from layer {layer} of {layers} on" if layer < layers else "; after the last layer"
-
-
-def checkpoint(writes: BackgroundWrites, plan: StepPlan, reports: Reports) -> str:
-    """Every writer's copy, as far as it is written. Gives why one is missing, else an empty string; that fails the
-    commands, never the run."""
-    writes.begin(plan, reports)
-    return writes.conclude()

@@ -1,10 +1,11 @@
-"""State of a conductor: what its parts share, the commands that wait, and the rows that its record is given."""
+"""State of a conductor: its clock, its stage, the ranks, the plans in flight, the commands that wait, and what was
+committed. Its parts share it, and no one else writes to it."""
 
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -16,10 +17,12 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import (
     METRICS,
-    Answer,
+    Fenced,
+    Preflight,
     RankStep,
+    Ready,
     Report,
-    Sample,
+    Sealed,
     Severity,
     StepCommitted,
     StepPlan,
@@ -32,6 +35,69 @@ SideKind = Literal["probe", "measure", "sync", "evaluate", "sample", "defragment
 SIDE_KINDS: tuple[SideKind, ...] = get_args(SideKind)
 """Plans beside training: they don't move the cursor. In the order in which one boundary runs them, so that what is
 evaluated and written is the state that all ranks have been given."""
+Stage = Literal["loading", "fencing", "offering", "forming", "formed", "leaving", "over"]
+Final = Literal["finished", "stopped", "failed"]
+
+
+class CannotGoOnError(Exception):
+    """The run fails; the text is why, in one line."""
+
+
+class NobodyLeftError(CannotGoOnError):
+    """No rank has the state of the record's last step: the run may continue from a checkpoint."""
+
+
+@dataclasses.dataclass
+class Rank:
+    """What a rank has said in this life of the conductor."""
+
+    ready: Ready | None = None
+    formed: bool = False
+    fenced: Fenced | None = None
+    endpoints: tuple[str, ...] | None = None
+    ended: bool = False
+    why: str = ""  # of its end
+    heard: float | None = None  # when it last said something
+    doing: str = ""  # what it was at then
+    loading: str = ""  # how far that has come, while it loads
+    sealed: Sealed | None = None  # what it has of a growing file
+    preflight: Preflight | None = None  # of its first start
+
+    def forget(self) -> None:
+        """It is lost: what it said counts no more."""
+        self.ready = self.fenced = self.endpoints = self.sealed = self.preflight = None
+        self.formed = False
+
+    def owes(self, stage: Stage) -> bool:
+        """Return whether the answer to what a stage asks is still to come."""
+        if stage == "forming":
+            return not self.formed
+        return {"loading": self.ready, "fencing": self.fenced, "offering": self.endpoints}.get(stage, ()) is None
+
+
+@dataclasses.dataclass(eq=False)
+class PlanInFlight:
+    """A plan that not all of its ranks have reported."""
+
+    plan: StepPlan
+    since: float  # its ranks are at it: it was issued, or the one before it was done
+    soon: set[int] = dataclasses.field(default_factory=set)
+    reports: dict[int, Report] = dataclasses.field(default_factory=dict)
+    summing_since: float | None = None  # all its ranks are in the same sum since then
+    is_slow: bool = False  # an event has said that it takes longer than expected
+
+    def __post_init__(self) -> None:
+        self.ranks = {work.rank for work in self.plan.work}
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether all its ranks have reported."""
+        return len(self.reports) == len(self.ranks)
+
+    def at_own_part(self, *, alone: bool) -> set[int]:
+        """The ranks that wait for no one and are not done; of a step, one of several has done its part at the sum."""
+        done = self.soon if self.plan.kind == "train" and not alone else set(self.reports)
+        return self.ranks - done
 
 
 class Pending:
@@ -57,52 +123,36 @@ class Pending:
         or to profile has a plan of its own."""
         if kind in ("sample", "profile") and self.side[kind]:
             return [self.side[kind].pop(0)]
-        taken, self.side[kind] = self.side[kind], []
         self.scheduled.discard(kind)
-        return taken
+        return self._take(lambda _: True, [self.side[kind]])
 
     def take_staged(self) -> list[Commanded]:
-        taken, self.staged = self.staged, []
-        return taken
-
-    def put_back(self, id: str, carried: Carried) -> None:
-        """A side command whose plan a fence has undone waits again, and no longer expires."""
-        args = verbs.check(carried.verb, {})
-        self.side[carried.verb].append(Commanded(id, carried.verb, args, carried.by, carried.node, None, float("inf")))
-
-    def wants_new_group(self, now: float) -> bool:
-        """Whether a staged edit changes which ranks are live, so that the next step takes a new generation."""
-        return any(isinstance(command.args, edits.MEMBERSHIP) for command in self.staged if command.expires > now)
-
-    def folded(self, settings: Settings, step: int, config: RunFile, facts: Facts, now: float) -> Settings:
-        """The settings as the edits staged so far will have made them."""
-        for command in self.staged:
-            if command.expires <= now:
-                continue
-            with contextlib.suppress(InvalidInputError):  # it stood on an edit that has expired
-                settings = edits.apply(settings, command.args, command.node, step, config, facts).settings
-        return settings
-
-    def take_expired(self, now: float) -> Iterator[Commanded]:
-        """Hand out and forget what no step could carry in time."""
-        queues = [self.staged, *self.side.values(), self.pausing]
-        yield from self._take(lambda command: command.expires <= now, queues)
+        return self._take(lambda _: True, [self.staged])
 
     @property
     def waiting(self) -> list[Commanded]:
         """Everything that waits."""
-        return [*self.staged, *(one for side in self.side.values() for one in side), *self.pausing, *self.stopping]
+        return [command for queue in self._queues for command in queue] + self.stopping
 
-    def take_all(self) -> Iterator[Commanded]:
+    @property
+    def _queues(self) -> list[list[Commanded]]:
+        """What can expire; a stop doesn't."""
+        return [self.staged, *self.side.values(), self.pausing]
+
+    def take_expired(self, now: float) -> list[Commanded]:
+        """Hand out and forget what no step could carry in time."""
+        return self._take(lambda command: command.expires <= now, self._queues)
+
+    def take_all(self) -> list[Commanded]:
         """Hand out and forget everything."""
-        yield from self._take(lambda _: True, [self.staged, *self.side.values(), self.pausing, self.stopping])
+        return self._take(lambda _: True, [*self._queues, self.stopping])
 
     @staticmethod
-    def _take(unwanted: Callable[[Commanded], bool], queues: list[list[Commanded]]) -> Iterator[Commanded]:
+    def _take(unwanted: Callable[[Commanded], bool], queues: list[list[Commanded]]) -> list[Commanded]:
+        taken = [command for queue in queues for command in queue if unwanted(command)]
         for queue in queues:
-            for command in [command for command in queue if unwanted(command)]:
-                queue.remove(command)
-                yield command
+            queue[:] = [command for command in queue if not unwanted(command)]
+        return taken
 
 
 _OF_RUN = frozenset(name for name, metric in METRICS.items() if metric.scope == "run")
@@ -111,7 +161,7 @@ _OF_OTHERS = frozenset(name for name, metric in METRICS.items() if metric.scope 
 """Values that don't go to a rank's row of a step; one that no table knows does."""
 
 
-class RunSums(NamedTuple):
+class RunSums(msgspec.Struct, frozen=True):
     """Sums over all committed steps of a run."""
 
     weight: float = 0.0
@@ -125,58 +175,6 @@ class RunSums(NamedTuple):
         )
 
 
-def step_committed(report: Report, plan: StepPlan, cursor: int, totals: RunSums) -> StepCommitted:
-    """The run's row of a step, from the first report of it; `cursor` and `totals` are those after it."""
-    return StepCommitted(
-        run=report.run, generation=report.generation, step=report.step, committed_at=report.finished_at,
-        loss=report.loss_sum / report.weight if report.weight else math.nan, weight=report.weight,
-        samples=plan.global_batch, learning_rate=plan.learning_rate, grad_norm=report.grad_norm, cursor=cursor,
-        global_batch=plan.global_batch, plan_version=plan.plan_version, step_seconds=report.step_seconds,
-        tokens=report.tokens, weight_total=totals.weight, tokens_total=totals.tokens, seconds_total=totals.seconds,
-        skipped=report.skipped, values={name: value for name, value in report.values.items() if name in _OF_RUN},
-    )  # fmt: skip
-
-
-def rank_step(report: Report, node: str) -> RankStep:
-    """One rank's row of the step it reports."""
-    return RankStep(
-        run=report.run, generation=report.generation, step=report.step, rank=report.rank, node=node,
-        tokens=report.own_tokens, samples=report.own_samples, micro_batch=report.micro_batch, replays=report.replays,
-        step_seconds=report.step_seconds, phases=report.phases, weight=report.own_weight,
-        values=report.values if _OF_OTHERS.isdisjoint(report.values) else _of_rank(report.values),
-    )  # fmt: skip
-
-
-def _of_rank(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in values.items() if name not in _OF_OTHERS}
-
-
-def sample_rows(
-    plan: StepPlan, at: float, answers: Sequence[Answer], node: str, by: str, loss: float | None,
-    eval_loss: float | None,
-) -> Iterator[Sample]:  # fmt: skip
-    """A row of the record for each answer, and the losses of its step."""
-    how = plan.sampling
-    assert how is not None, "a sample plan says what it asks"
-    for number, answer in enumerate(answers):
-        yield Sample(
-            run=plan.run, step=plan.step, at=at, number=number, prompt=answer.prompt, answer=answer.text,
-            tokens=answer.tokens, ended=answer.ended, seconds=answer.seconds, loss=loss, eval_loss=eval_loss,
-            max_tokens=how.max_tokens, temperature=how.temperature, top_p=how.top_p, seed=how.seed, node=node, by=by,
-        )  # fmt: skip
-
-
-Stage = Literal["loading", "fencing", "offering", "forming", "formed", "leaving", "over"]
-
-
-class CannotGoOnError(Exception):
-    """The run fails; the text is why, in one line."""
-
-
-class NobodyLeftError(CannotGoOnError):
-    """No rank has the state of the record's last step: the run may continue from a checkpoint."""
-
-
 @dataclasses.dataclass
 class Progress:
     """What was committed: the last step, the first position after it, and sums over all steps."""
@@ -188,29 +186,147 @@ class Progress:
     loss: float | None = None  # of the last step
 
     def commit(self, plan: StepPlan, report: Report) -> StepCommitted:
-        """Move on to the step of `plan`, which `report` commits."""
+        """Move on to the step of `plan`, which `report` commits. Return the run's row of it."""
         self.step, self.cursor = report.step, plan.cursor + plan.global_batch
         self.before, self.totals = self.totals, self.totals.after(report)
-        row = step_committed(report, plan, self.cursor, self.totals)
-        self.loss = row.loss
-        return row
+        self.loss = report.loss_sum / report.weight if report.weight else math.nan
+        return StepCommitted(
+            run=report.run,
+            generation=report.generation,
+            step=report.step,
+            committed_at=report.finished_at,
+            loss=self.loss,
+            weight=report.weight,
+            samples=plan.global_batch,
+            learning_rate=plan.learning_rate,
+            grad_norm=report.grad_norm,
+            cursor=self.cursor,
+            global_batch=plan.global_batch,
+            plan_version=plan.plan_version,
+            step_seconds=report.step_seconds,
+            tokens=report.tokens,
+            weight_total=self.totals.weight,
+            tokens_total=self.totals.tokens,
+            seconds_total=self.totals.seconds,
+            skipped=report.skipped,
+            values={name: value for name, value in report.values.items() if name in _OF_RUN},
+        )
+
+
+def rank_step(report: Report, node: str) -> RankStep:
+    """One rank's row of the step it reports."""
+    values = report.values
+    if not _OF_OTHERS.isdisjoint(values):
+        values = {name: value for name, value in values.items() if name not in _OF_OTHERS}
+    return RankStep(
+        run=report.run,
+        generation=report.generation,
+        step=report.step,
+        rank=report.rank,
+        node=node,
+        tokens=report.own_tokens,
+        samples=report.own_samples,
+        micro_batch=report.micro_batch,
+        replays=report.replays,
+        step_seconds=report.step_seconds,
+        phases=report.phases,
+        weight=report.own_weight,
+        values=values,
+    )
 
 
 class ConductorState:
-    """Shared by the parts of one conductor and written by no one else; pure."""
+    """Shared by the parts of one conductor."""
 
-    def __init__(self, run: str, config: RunFile, durable: Durable, progress: Progress) -> None:
+    def __init__(
+        self, run: str, config: RunFile, durable: Durable, progress: Progress, *, adopts: bool = False
+    ) -> None:
+        """`adopts`: the trainers outlived another conductor, and stand in a generation of its."""
         self.run, self.config = run, config
-        self.durable, self.progress = durable, progress
+        self.durable, self.progress, self.adopts = durable, progress, adopts
+        self.now = 0.0  # seconds of a monotonic clock, at the event that is handled
         self.stage: Stage = "loading"
+        self.due = math.inf  # when the answers to what the stage asks are overdue
+        self.ranks = {rank: Rank() for rank in durable.settings.ranks}  # drained ones included
+        self.engine: Literal["none", "gloo", "ring"] = "none"  # that the newest generation sums by
+        self.failures = 0  # formations in a row that failed, since the last step
+        self.in_flight: dict[int, PlanInFlight] = {}  # by seq, oldest first
+        self.planned_step, self.planned_cursor = progress.step, progress.cursor
+        self.pending = Pending()
+        self.pending.wants_pause = durable.mode == "paused"
         self.lacking = ""  # what is missing for steps to be made at all, empty if nothing
         self.waiting = ""  # for what data the next step is held back, empty if for none
+        self.final: Final | None = None  # None until the run is to end
+        self.reason = ""  # why it failed or goes back
+        self.goes_back = False  # to a checkpoint, once its ranks are gone
         self._decisions: list[Decision] = []
         self.ends: list[CommandEnded] = []  # outcomes of commands among what has just been decided
+
+    # ------------------------------------------------------------ ranks
 
     @property
     def settings(self) -> Settings:
         return self.durable.settings
+
+    @property
+    def live(self) -> dict[int, Rank]:
+        """The ranks that take part, ascending."""
+        return {rank: self.ranks[rank] for rank in self.durable.settings.live}
+
+    @property
+    def members(self) -> frozenset[int]:
+        """The ranks of the newest generation that was formed: they have the state of the last step."""
+        return frozenset(self.durable.members)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the generation is one of the live ranks, no more and no less."""
+        return self.members == self.durable.settings.live.keys()
+
+    @property
+    def awaited(self) -> list[int]:
+        """The live ranks that have not answered what this stage asks of them, ascending."""
+        return [rank for rank, at in self.live.items() if at.owes(self.stage)]
+
+    @property
+    def is_forming(self) -> bool:
+        """Return whether a group forms, by answers that are overdue at some time."""
+        return self.stage in ("offering", "forming")
+
+    @property
+    def ready(self) -> dict[int, Ready]:
+        """What the ranks that live, drained ones included, said when they had loaded."""
+        return {rank: at.ready for rank, at in self.ranks.items() if at.ready is not None and not at.ended}
+
+    @property
+    def any_ready(self) -> Ready:
+        """What a live rank said when it had loaded; what all have in common is in it."""
+        live = self.durable.settings.live
+        return next(ready for rank in live if (ready := self.ranks[rank].ready) is not None)
+
+    @property
+    def parameters(self) -> int:
+        """The number of trained parameters, 0 before a rank has loaded."""
+        return next((ready.parameters for ready in self.ready.values()), 0)
+
+    @property
+    def returning(self) -> list[int]:
+        """Lost ranks that are there again, ascending."""
+        settings = self.durable.settings
+        if len(settings.live) == len(settings.ranks):
+            return []
+        away = settings.ranks.keys() - settings.live.keys() - {*self.durable.departed}
+        ready = self.ready
+        return [rank for rank in sorted(away) if settings.ranks[rank].out == "lost" and rank in ready]
+
+    @property
+    def answers(self) -> list[Fenced]:
+        """What the live ranks have answered to a fence."""
+        return [at.fenced for at in self.live.values() if at.fenced is not None]
+
+    def silent_seconds(self) -> dict[int, float]:
+        """Return since when nothing was heard from each rank that has ever said something."""
+        return {rank: self.now - at.heard for rank, at in self.ranks.items() if at.heard is not None}
 
     def node(self, rank: int) -> str:
         return self.durable.settings.ranks[rank].node
@@ -218,6 +334,8 @@ class ConductorState:
     def nodes(self, ranks: Iterable[int]) -> str:
         """The ranks' nodes as a list in words, each once."""
         return ", ".join(dict.fromkeys(self.node(rank) for rank in ranks))
+
+    # ------------------------------------------------------------ decisions
 
     def take(self) -> list[Decision]:
         """Hand out what was decided since the last time, in order."""
@@ -240,12 +358,36 @@ class ConductorState:
         self.decide(Persist(self.durable))
 
     def happen(
-        self, data: AnyEvent, severity: Severity = "info", step: int | None = None, by: str = "auto",
-        verb: str | None = None, command: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        data: AnyEvent,
+        severity: Severity = "info",
+        step: int | None = None,
+        *,
+        by: str = "auto",
+        verb: str | None = None,
+        command: str | None = None,
+    ) -> None:
         """For the run's events; at the last step unless one is given. `verb`: of a command that would have done it.
         `command`: the ID of the one that did it."""
         self.decide(Happened(data, severity, by, self.progress.step if step is None else step, verb, command))
+
+    # ------------------------------------------------------------ commands
+
+    @property
+    def wants_new_group(self) -> bool:
+        """Return whether a staged edit changes which ranks are live, so that the next step takes a new generation."""
+        staged = self.pending.staged
+        return any(isinstance(command.args, edits.MEMBERSHIP) for command in staged if command.expires > self.now)
+
+    def folded(self, facts: Facts) -> Settings:
+        """Return the settings as the edits staged so far will have made them."""
+        settings, step = self.settings, self.planned_step + 1
+        for command in self.pending.staged:
+            if command.expires <= self.now:
+                continue
+            with contextlib.suppress(InvalidInputError):  # it stood on an edit that has expired
+                settings = edits.apply(settings, command.args, command.node, step, self.config, facts).settings
+        return settings
 
     def carry(self, command: Commanded, step: int, made: AnyEvent | None = None) -> None:
         """The plan of `step` carries the command: it is applied when that step commits, and has then `made` that."""
@@ -255,6 +397,15 @@ class ConductorState:
     def uncarry(self, id: str) -> None:
         self.keep(carried={key: value for key, value in self.durable.carried.items() if key != id})
 
+    def put_back(self, id: str) -> None:
+        """A side command whose plan a fence has undone waits again, and no longer expires."""
+        carried = self.durable.carried[id]
+        args = verbs.check(carried.verb, {})
+        self.pending.side[carried.verb].append(
+            Commanded(id, carried.verb, args, carried.by, carried.node, None, math.inf)
+        )
+        self.uncarry(id)
+
     def conclude(self, step: int) -> None:
         """Commands whose step has been committed (or journaled, while paused) are applied; side plans end their own."""
         for id, carried in list(self.durable.carried.items()):
@@ -262,12 +413,18 @@ class ConductorState:
                 self.end(id, "applied", carried.step, made=carried.made)
 
     def end(
-        self, id: str, state: Literal["applied", "rejected", "expired", "failed"], step: int | None = None,
-        reason: str = "", field: str | None = None, made: AnyEvent | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        id: str,
+        state: Literal["applied", "rejected", "expired", "failed"],
+        step: int | None = None,
+        reason: str = "",
+        *,
+        field: str | None = None,
+        made: AnyEvent | None = None,
+    ) -> None:
         """A command's outcome, final."""
-        known = self.durable.carried.get(id)
-        version = known.plan_version if known is not None else self.durable.settings.plan_version
+        carried = self.durable.carried.get(id)
+        version = carried.plan_version if carried is not None else self.durable.settings.plan_version
         self.uncarry(id)
         self.ends.append(CommandEnded(id, state, step, reason, field, made, version))
         self.decide(self.ends[-1])

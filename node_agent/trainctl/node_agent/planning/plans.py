@@ -1,6 +1,8 @@
-"""Step plans made from settings: pure functions, one per kind of plan."""
+"""Step plans made from settings: pure, one method per kind of plan."""
 
-from collections.abc import Collection, Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import msgspec
 
@@ -14,13 +16,92 @@ from trainctl.protocol.messages import Generation, PlanKind, Range, RankWork, Sa
 from trainctl.protocol.messages.verbs import Profile, SampleModel
 
 
-def train(run: str, durable: Durable, config: RunFile, step: int, cursor: int, commands: Sequence[str]) -> StepPlan:
-    """The plan that commits `step`, whose global batch begins at position `cursor`."""
-    settings = durable.settings
-    dealt = ranges.deal(cursor, settings.shares)
-    learning_rate = rate(settings.lr, config.optimizer, config.run.steps, step)
-    work = _work(durable, dealt)
-    return _plan(run, durable, "train", step, cursor, work, learning_rate=learning_rate, commands=tuple(commands))
+@dataclasses.dataclass(frozen=True)
+class PlanMaker:
+    """Makes the next plan of a run: the one that commits `step`, or one beside training once it is committed. The
+    cursor is the first position that isn't trained on yet."""
+
+    run: str
+    durable: Durable
+    config: RunFile
+    step: int
+    cursor: int
+    commands: tuple[str, ...] = ()  # IDs of those that the plan carries
+
+    def train(self) -> StepPlan:
+        """The plan of a step, whose global batch begins at the cursor."""
+        settings = self.durable.settings
+        learning_rate = rate(settings.lr, self.config.optimizer, self.config.run.steps, self.step)
+        return self._plan("train", ranges.deal(self.cursor, settings.shares), learning_rate=learning_rate)
+
+    def evaluate(self, held_out: int) -> StepPlan:
+        """A pass over the `held_out` samples kept for it, split by share."""
+        return self._plan("evaluate", ranges.deal(0, spread(held_out, _weights(self.durable))))
+
+    def checkpoint(self, failing: Collection[int] = ()) -> StepPlan:
+        """A checkpoint of the step by the lowest live rank, and by the lowest one of another node; by `failing` ones
+        only where there are no others."""
+        ranks = self.durable.settings.live
+        first, *others = sorted(ranks, key=lambda rank: (rank in failing, rank))
+        elsewhere = [rank for rank in others if ranks[rank].node != ranks[first].node]
+        return self._plan("checkpoint", writers=(first, *elsewhere[:1]), recorded=False)
+
+    def sync(self) -> StepPlan:
+        """The lowest live rank's state for all of them."""
+        return self._plan("sync")
+
+    def measure(self) -> StepPlan:
+        """Two micro-batches of every live rank, the first to warm up, all from the same position on: nothing is
+        consumed, and ranks of one micro-batch size are timed by the same samples."""
+        micros = self.durable.settings.micros
+        return self._plan("measure", {rank: (Range(self.cursor, 2 * micro),) for rank, micro in micros.items()})
+
+    def probe(self) -> StepPlan:
+        """What every live rank's model says of the same first samples of the data: nothing is consumed."""
+        return self._plan("probe")
+
+    def sample(self, asked: SampleModel, node: str | None) -> StepPlan:
+        """The model's answers, by one rank: the lowest live one of a node, or of all if it has none."""
+        rank = min(on_node(self.durable, node or self.config.samples.node) or self.durable.settings.live)
+        return self._plan("sample", only={rank}, sampling=_sampling(asked, self.config))
+
+    def defragment(self, nodes: Collection[str | None]) -> StepPlan:
+        """Caches cleared by the live ranks of `nodes`; by all if one of these is None, or if none of them is live."""
+        return self._plan("defragment", only=() if None in nodes else self._on(nodes))
+
+    def profile(self, asked: Profile) -> StepPlan:
+        """The ranks of some nodes, or all, record the steps that follow."""
+        return self._plan("profile", only=self._on(asked.nodes), profile_steps=asked.steps)
+
+    def _on(self, nodes: Collection[str | None]) -> set[int]:
+        return {rank for rank, setting in self.durable.settings.live.items() if setting.node in nodes}
+
+    def _plan(
+        self,
+        kind: PlanKind,
+        dealt: Mapping[int, tuple[Range, ...]] | None = None,
+        *,
+        only: Collection[int] = (),
+        learning_rate: float = 0.0,
+        **more: Any,
+    ) -> StepPlan:
+        """`only`: the ranks that take part; none: all that are live."""
+        durable, work = self.durable, _work(self.durable, dealt or {})
+        return StepPlan(
+            run=self.run,
+            generation=durable.generation,
+            seq=durable.seq,
+            kind=kind,
+            step=self.step,
+            plan_version=durable.settings.plan_version,
+            cursor=self.cursor,
+            global_batch=durable.settings.global_batch,
+            work=tuple(part for part in work if part.rank in only) if only else work,
+            learning_rate=learning_rate,
+            divisor=durable.divisor,
+            commands=self.commands,
+            **more,
+        )
 
 
 def finishing(plan: StepPlan, durable: Durable, held: dict[int, tuple[Range, ...]], held_from: Generation) -> StepPlan:
@@ -28,7 +109,7 @@ def finishing(plan: StepPlan, durable: Durable, held: dict[int, tuple[Range, ...
 
     Learning rate, G, D and commands stay the plan's own, so that the step is the same step.
     """
-    done = [piece for ranges in held.values() for piece in ranges]
+    done = [piece for pieces in held.values() for piece in pieces]
     left = ranges.subtract((piece for work in plan.work for piece in work.ranges), done)
     count = sum(piece.count for piece in left)
     work = _work(durable, ranges.cut(left, spread(count, _weights(durable))))
@@ -42,55 +123,6 @@ def again(plan: StepPlan, durable: Durable) -> StepPlan:
     return msgspec.structs.replace(plan, generation=durable.generation, seq=durable.seq, work=work, finishes=None)
 
 
-def evaluate(run: str, durable: Durable, step: int, cursor: int, held_out: int, commands: Sequence[str]) -> StepPlan:
-    """A pass over the `held_out` samples kept for it, split by share."""
-    dealt = ranges.deal(0, spread(held_out, _weights(durable)))
-    return _plan(run, durable, "evaluate", step, cursor, _work(durable, dealt), commands=tuple(commands))
-
-
-def checkpoint(
-    run: str, durable: Durable, step: int, cursor: int, commands: Sequence[str], failing: Collection[int] = ()
-) -> StepPlan:
-    """A checkpoint of `step` by the lowest live rank, and by the lowest one of another node; by `failing` ones only
-    where there are no others."""
-    ranks = durable.settings.live
-    first, *others = sorted(ranks, key=lambda rank: (rank in failing, rank))
-    elsewhere = [rank for rank in others if ranks[rank].node != ranks[first].node]
-    writers = (first, *elsewhere[:1])
-    work = _work(durable, {})
-    plan = _plan(run, durable, "checkpoint", step, cursor, work, writers=writers, commands=tuple(commands))
-    return msgspec.structs.replace(plan, recorded=False)
-
-
-def sync(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:
-    """The lowest live rank's state for all of them."""
-    return _plan(run, durable, "sync", step, cursor, _work(durable, {}))
-
-
-def measure(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:
-    """Two micro-batches of every live rank, the first to warm up, all from the same position on: nothing is consumed,
-    and ranks of one micro-batch size are timed by the same samples."""
-    ranks = durable.settings.live
-    dealt = {rank: (Range(cursor, 2 * setting.micro_in_force),) for rank, setting in ranks.items()}
-    return _plan(run, durable, "measure", step, cursor, _work(durable, dealt))
-
-
-def probe(run: str, durable: Durable, step: int, cursor: int) -> StepPlan:
-    """What every live rank's model says of the same first samples of the data: nothing is consumed."""
-    return _plan(run, durable, "probe", step, cursor, _work(durable, {}))
-
-
-def sample(
-    run: str, durable: Durable, config: RunFile, step: int, cursor: int, asked: SampleModel, node: str | None,
-    commands: Sequence[str],
-) -> StepPlan:  # fmt: skip
-    """The model's answers, by one rank: the lowest live one of a node, or of all if it has none."""
-    rank = min(on_node(durable, node or config.samples.node) or durable.settings.live)
-    work = tuple(work for work in _work(durable, {}) if work.rank == rank)
-    plan = _plan(run, durable, "sample", step, cursor, work, commands=tuple(commands))
-    return msgspec.structs.replace(plan, sampling=_sampling(asked, config))
-
-
 def _sampling(asked: SampleModel, config: RunFile) -> Sampling:
     """What a command asks, the rest as in the run file."""
     table = config.samples
@@ -101,37 +133,9 @@ def _sampling(asked: SampleModel, config: RunFile) -> Sampling:
     return Sampling(prompts=table.prompts if own is None else (own,), top_p=table.top_p, **settings)
 
 
-def defragment(
-    run: str, durable: Durable, step: int, cursor: int, nodes: Collection[str | None], commands: Sequence[str]
-) -> StepPlan:
-    """Caches cleared by the live ranks of `nodes`; by all if one of these is None, or if none of them is live."""
-    chosen = {rank for node in nodes if node for rank in on_node(durable, node)} if None not in nodes else set()
-    work = tuple(work for work in _work(durable, {}) if work.rank in chosen or not chosen)
-    return _plan(run, durable, "defragment", step, cursor, work, commands=tuple(commands))
-
-
-def profile(run: str, durable: Durable, step: int, cursor: int, asked: Profile, commands: Sequence[str]) -> StepPlan:
-    """The ranks of some nodes, or all, record the steps that follow."""
-    chosen = {rank for node in asked.nodes for rank in on_node(durable, node)}
-    work = tuple(work for work in _work(durable, {}) if work.rank in chosen or not asked.nodes)
-    plan = _plan(run, durable, "profile", step, cursor, work, commands=tuple(commands))
-    return msgspec.structs.replace(plan, profile_steps=asked.steps)
-
-
 def on_node(durable: Durable, node: str) -> list[int]:
     """The live ranks of a node."""
     return [rank for rank, setting in durable.settings.live.items() if setting.node == node]
-
-
-def _plan(
-    run: str, durable: Durable, kind: PlanKind, step: int, cursor: int, work: tuple[RankWork, ...], *,
-    learning_rate: float = 0.0, writers: tuple[int, ...] = (), commands: tuple[str, ...] = (),
-) -> StepPlan:  # fmt: skip
-    return StepPlan(
-        run=run, generation=durable.generation, seq=durable.seq, kind=kind, step=step,
-        plan_version=durable.settings.plan_version, cursor=cursor, global_batch=durable.settings.global_batch,
-        work=work, learning_rate=learning_rate, divisor=durable.divisor, writers=writers, commands=commands,
-    )  # fmt: skip
 
 
 def _work(durable: Durable, dealt: Mapping[int, tuple[Range, ...]]) -> tuple[RankWork, ...]:

@@ -6,7 +6,7 @@ what undoes its `after`.
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -41,14 +41,15 @@ class Edit:
     change: Change
 
 
-class Facts(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Facts:
     """What an edit may have to know of the ranks beside their settings."""
 
-    models: Mapping[int, StepModel] = {}  # of those that have been measured
+    models: Mapping[int, StepModel] = dataclasses.field(default_factory=dict)  # of those that have been measured
     standing: Collection[int] = ()  # ranks of the newest generation: their state is that of the last step
-    ready: Mapping[int, Ready] = {}  # what those that have loaded, and live, said of themselves
-    silent_seconds: Mapping[int, float] = {}  # since anything was heard from them
-    most_micro: Mapping[int, int] = {}  # samples of a pass at most, where that is known
+    ready: Mapping[int, Ready] = dataclasses.field(default_factory=dict)  # what those that have loaded, and live, said
+    silent_seconds: Mapping[int, float] = dataclasses.field(default_factory=dict)  # since anything was heard from them
+    most_micro: Mapping[int, int] = dataclasses.field(default_factory=dict)  # samples of a pass at most, where known
     by_person: bool = True  # whether a person sent the command, and no policy
 
 

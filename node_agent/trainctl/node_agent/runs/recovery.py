@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from trainctl.node_agent.conductor.events import Happened
-from trainctl.node_agent.conductor.restarts import LEAST_BACKOFF_SECONDS, STARTS, backoff_seconds
+from trainctl.node_agent.conductor.restarts import MIN_BACKOFF_SECONDS, STARTS, backoff_seconds
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
@@ -63,7 +63,7 @@ class Recovery:
         """When a run that has lost its last rank is due, by time.monotonic; None if it goes back no more."""
         self.reason = reason
         conductor = session.conductor
-        if conductor.durable.rollback is not None or conductor.has_halved:
+        if conductor.durable.rollback is not None or conductor.ending.has_halved:
             self._backoff.forget()  # a rollback is no failure, and smaller micro-batches come to an end
         due = self._backoff.take(session.run, session.conductor.progress.step)
         if due is not None:
@@ -214,7 +214,7 @@ class Backoff:
     def hold(self) -> float:
         """The same of one that waits for nodes that are unreachable, which is no try."""
         self._held_since = self._clock() if self._held_since is None else self._held_since
-        return self._clock() + LEAST_BACKOFF_SECONDS
+        return self._clock() + MIN_BACKOFF_SECONDS
 
     @property
     def held_seconds(self) -> float:

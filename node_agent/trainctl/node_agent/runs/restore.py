@@ -567,7 +567,7 @@ def _progress(last: StepCommitted | None, durable: Durable) -> Progress:
     assert last.cursor is not None  # a hosted run's always is
     own = RunSums(last.weight or 0.0, last.tokens or 0, last.step_seconds)
     totals = RunSums(last.weight_total or 0.0, last.tokens_total, last.seconds_total or 0.0)
-    before = RunSums(*(whole - one for whole, one in zip(totals, own, strict=True)))
+    before = RunSums(totals.weight - own.weight, totals.tokens - own.tokens, totals.seconds - own.seconds)
     return Progress(last.step, _passed(skips, last.step, last.cursor), totals, before, last.loss)
 
 

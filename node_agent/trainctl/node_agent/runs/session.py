@@ -77,7 +77,7 @@ class Session:
         self._readings, self._newest_readings = StepReadings(), NewestReadings()
         self._links: tuple[messages.Generation, Links] | None = None
         newest = recorder.newest_steps(CURVE_STEPS)
-        conductor.replay(newest)
+        conductor.proposals.replay(newest)
         self._committed = deque(newest[-COMMITTED_STEPS:], maxlen=COMMITTED_STEPS)
         self._statistics = StepStatistics(newest[-STATISTICS_STEPS:])
         self._kept_durable: Durable | None = None
@@ -131,7 +131,7 @@ class Session:
         heard = self.conductor.ranks[rank].heard or 0.0
         # An agent that has just come back gives its trainers as long again: they are still to attach to it.
         silent_seconds = time.monotonic() - max(heard, self._watching_since, self.ports[rank].reached_monotonic)
-        if silent_seconds < self.conductor.silence_limit_seconds(rank, in_touch=self.ports[rank].in_touch):
+        if silent_seconds < self.conductor.restarts.silence_limit_seconds(rank, in_touch=self.ports[rank].in_touch):
             self._away.pop(rank, None)
             return 0.0
         if rank not in self._away:
