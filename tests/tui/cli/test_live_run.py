@@ -112,6 +112,21 @@ def test_a_run_is_named_to_an_agent_by_the_beginning_of_its_id_its_name_or_as_th
         assert done.returncode == 0, done.stderr
 
 
+def test_the_story_of_a_command_is_its_outcome_and_its_step(training: Trained) -> None:
+    sent = call_json("send", "set-lr", "3e-4", *training.at)
+    call("send", "note", "text=another", *training.at)
+    told = call_json("events", "--story", sent["id"][:12], *training.at)
+    assert {event["command"] for event in told["events"]} == {sent["id"]}
+    assert [step["step"] for step in told["steps"]] == [sent["step"]]
+    printed = call("events", "--story", sent["id"], *training.at).stdout.splitlines()
+    assert len(printed) == len(told["events"]) + 1
+    of_step = call_json("events", "--story", f"step:{sent['step']}", *training.at)
+    assert of_step["steps"] == told["steps"]
+    assert any(event["command"] == sent["id"] for event in of_step["events"])
+    assert "formed" in call("events", "--story", "rank:0", *training.at).stdout
+    assert_one_line(call("events", "--story", "zzz", *training.at), 2, "no event is about a command zzz")
+
+
 def test_events_and_logs_give_as_many_lines_as_were_asked_for(training: Trained) -> None:
     text = f"note {uuid.uuid4()}"
     assert call("send", "note", f"text={text}", *training.at).returncode == 0

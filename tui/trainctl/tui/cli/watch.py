@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trainctl.protocol.errors import TrainctlError, UnreachableError
+from trainctl.protocol.analysis import story
+from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
 from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
     Alerts,
@@ -257,6 +258,31 @@ async def show_events(client: "Client", run: str | None, last: int, *, follow: b
     return 0
 
 
+async def show_story(client: "Client", run: str | None, about: str, *, json: bool) -> int:
+    """Print what the record says about one command, rank or step. Raises InvalidInputError if that is nothing."""
+    view = (await client.ask(SnapshotRequest, 0, run)).run
+    events: list[Event] = []
+    has_more = view is not None
+    while has_more:
+        page = await client.ask(EventsRequest, run, events[-1].id if events else 0, EVENTS_PAGE)
+        events += page.events
+        has_more = page.more
+    told = story.tell(events, about, {rank.rank: rank.node for rank in view.ranks} if view is not None else {})
+    pages = [await client.ask(StepsRequest, run, step - 1, 1) for step in told.steps if step]
+    steps = [row for page in pages for row in page.steps if row.step in told.steps]
+    if not told.events and not steps:
+        raise InvalidInputError("--story", f"nothing is recorded about {about}")
+    if json:
+        fields = [run_events.event_fields(event) for event in told.events]
+        output.emit_ok(run=view.run if view is not None else run, story=about, events=fields, steps=steps)
+        return 0
+    lines = [(event.at, tables.event_line(event)) for event in told.events]
+    lines += [(row.committed_at, f"{tables.step_line(row)}  plan v{row.plan_version}") for row in steps]
+    for _, line in sorted(lines, key=lambda line: line[0]):
+        output.say(line)
+    return 0
+
+
 def _own_view(place: RunCursor, snapshot: Snapshot) -> list[Line]:
     view = snapshot.run
     return [view] if view is not None and view.run == place.run and place.passes(view) else []
@@ -343,11 +369,21 @@ def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
     last: Annotated[int, typer.Option("--last", "-n", min=0, max=500, help="Number of newest events to print.")] = 100,
     connect: Connect = None,
+    about: Annotated[
+        str | None,
+        typer.Option("--story", metavar="ID", help=f"Print what became of one of these: {story.FORMS}."),
+    ] = None,
     cluster: ClusterFile = None,
     json: JsonLines = False,
 ) -> int:
     """Print a run's events: commands, checkpoints, evaluations, faults."""
     at = runs.at_agent(ctx, connect, cluster, run)
+    if about is not None:
+        if follow:
+            raise InvalidInputError("--story", "can't be followed; leave out --follow")
+        return agent_call.call(
+            at.address, lambda client: show_story(client, at.run, about, json=json), lead=run is None
+        )
     return agent_call.call(
         at.address, lambda client: show_events(client, at.run, last, follow=follow, json=json), lead=run is None
     )
