@@ -156,8 +156,9 @@ def lasting_run(tmp_path_factory: pytest.TempPathFactory, run_config: Any) -> It
         assert run is not None
         process.lasting = run.run
         assert client.send("pause", {}).state == "applied"
-        keep_processes()
-        yield process
+    keep_processes()
+    yield process
+    with process.client() as client:
         client.send("stop", {"checkpoint": False})
         wait_for_end(client)
     process.clean_up()

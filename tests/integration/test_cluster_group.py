@@ -42,8 +42,9 @@ def group_run(three_agents, group_config) -> Iterator[str]:
     with three_agents.client() as client:
         started = client.send("start-run", {"config": group_config})
         assert started.state == "applied", started.reason
-        keep_processes()
-        yield started.run
+    keep_processes()
+    yield started.run
+    with three_agents.client() as client:
         client.send("stop", {"checkpoint": False})
         assert wait_for_end(client).state == "stopped"
     three_agents.settle()

@@ -187,7 +187,7 @@ VIEWER = """
     context, own = zmq.Context(), KeyFolder(Path(folder)).user()
     context.set(zmq.MAX_SOCKETS, 2048)
     frames = [codec.encode(m.SnapshotRequest(rid=str(number), columns=120)) for number in range(40)]
-    frames += [codec.encode(FactsRequest(rid="facts")), bytes(60_000)]
+    frames += [codec.encode(m.FactsRequest(rid="facts")), bytes(60_000)]
     made = []
     for _ in range(int(count)):
         socket = sockets.new_socket(context, zmq.DEALER)

@@ -43,7 +43,7 @@ def test_a_run_trains_to_its_end_and_every_step_is_in_the_record_and_live_withou
         sent = client.send("start-run", {"config": config}, wait="accepted")
         base, *seqs = numbers_to_the_end(client)
         assert seqs == list(range(base + 1, base + 1 + len(seqs)))
-        kept = client._run(client._client.ask(m.GapRequest(rid="x", boot="other", first_seq=1, last_seq=2), m.GapFill))
+        kept = client.ask(m.GapRequest, boot="other", first_seq=1, last_seq=2)
         assert not kept.complete
         begun = client.send("start-run", {"config": config}, id=sent.id)
         assert (begun.state, begun.step) == ("applied", 1)

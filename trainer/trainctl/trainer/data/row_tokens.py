@@ -131,6 +131,7 @@ class RowTokenizer:
         else:
             if not isinstance(prompt, Conversation):
                 prompt = Conversation("prompt", [msgspec.to_builtins(message) for message in prompt])
+            self._check_template(prompt)
             tokens = [
                 *self._applied(prompt, prompt.messages, return_dict=True, add_generation_prompt=True)["input_ids"]
             ]
