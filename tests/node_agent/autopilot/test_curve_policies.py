@@ -13,6 +13,7 @@ from tests.node_agent.support.simulation import config, durable
 from trainctl.node_agent.autopilot.policies import REGISTRY
 from trainctl.node_agent.autopilot.policy import Advice, Memory, Proposal, RunFacts, Stepped
 from trainctl.node_agent.planning import plans
+from trainctl.protocol.analysis.curve import CurveJudge, CurveLimits
 from trainctl.protocol.config.policies import PolicyName
 from trainctl.protocol.messages import verbs
 
@@ -27,10 +28,12 @@ def proposals(
     found: Found = []
     run, memory = config(100_000, 12, policy={name: settings}), memory or Memory()
     kept = msgspec.structs.replace(durable(("a", "b"), 12), checkpoints=checkpoints)
+    curve = CurveJudge(CurveLimits.of(run))
     for step, loss in enumerate(losses, 1):
         plan = plans.PlanMaker("sim", kept, run, step, 0).train()
         reports = {0: report(step=step, loss_sum=3 * loss, weight=3.0, own_weight=3.0, grad_norm=loss)}
-        said = REGISTRY[name].propose(RunFacts(run, kept, step, Stepped(plan, reports)), memory)
+        curve.add(step, loss, loss)
+        said = REGISTRY[name].propose(RunFacts(run, kept, step, Stepped(plan, reports), curve), memory)
         if said is not None:
             found.append((step, said))
             memory.kept |= {**said.quiet, **said.remember} if isinstance(said, Proposal) else {}

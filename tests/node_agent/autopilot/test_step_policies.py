@@ -13,6 +13,7 @@ from trainctl.node_agent.autopilot.policy import Advice, Memory, MemoryDeath, Pr
 from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.curve import CurveJudge, CurveLimits
 from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel
@@ -32,10 +33,10 @@ class Asked:
     def __init__(self, name: PolicyName, micro: int = 32, **settings: Any) -> None:
         tables = {**settings.pop("tables", {}), "policy": {name: settings}}
         self.policy, self.config, self.kept = REGISTRY[name], config(100_000, 128, **tables), kept(micro)
-        self.memory, self.step = Memory(), 0
+        self.memory, self.step, self.curve = Memory(), 0, CurveJudge(CurveLimits.of(self.config))
 
     def facts(self, occasion: Any) -> RunFacts:
-        return RunFacts(self.config, self.kept, self.step, occasion)
+        return RunFacts(self.config, self.kept, self.step, occasion, self.curve)
 
     @property
     def plan(self) -> m.StepPlan:
@@ -45,6 +46,7 @@ class Asked:
         """A step that both ranks report alike."""
         self.step += 1
         reports = {rank: report(rank, self.step, **fields) for rank in (0, 1)}
+        self.curve.add(self.step, 2.0, reports[0].grad_norm, reports[0].skipped)
         return self.policy.propose(self.facts(Stepped(self.plan, reports)), self.memory)
 
     def used(self, *parts: float) -> Iterator[Proposal | Advice | None]:

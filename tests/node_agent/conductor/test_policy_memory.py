@@ -112,7 +112,7 @@ def test_an_agent_that_was_killed_reads_the_curve_from_the_record(tmp_path: Path
     try:
         agent.until(lambda: agent.step() >= LEVEL_STEPS)
         agent.kill()
-        detector = agent.session.conductor.proposals._evidence["divergence"]["detector"]
+        detector = agent.session.conductor.proposals.curve.divergences
         assert detector.best is not None and detector.best.step >= LEVEL_STEPS
     finally:
         agent.close()

@@ -77,12 +77,14 @@ def test_a_recorded_run_has_no_fault_but_the_planted_one(number: int) -> None:
     assert next(step for step, _ in divergences(rise.tolist())) > FAULT_STEP
 
 
-def test_a_loss_alone_that_jumps_is_no_spike_where_norms_are_known() -> None:
+def test_a_spike_says_whether_the_gradient_norm_jumped_with_the_loss() -> None:
     curve = [(loss, norm) for (loss, _), (_, norm) in zip(planted.spiked(0, None), planted.healthy(0), strict=True)]
-    assert [*spikes(curve)] == []
+    alone = [spike for _, spike in spikes(curve)]
+    assert alone[0].first == FAULT_STEP and not any(spike.norm_rose for spike in alone)
+    assert all(spike.norm_rose for _, spike in spikes(planted.spiked(0, None)))
     detector = SpikeDetector()
-    alone = [detector.add(step, loss, None) for step, (loss, _) in enumerate(curve, 1)]
-    assert [spike.first for spike in alone if spike is not None][:1] == [FAULT_STEP]
+    unknown = [detector.add(step, loss, None) for step, (loss, _) in enumerate(curve, 1)]
+    assert [spike.norm_rose for spike in unknown if spike is not None][:1] == [True]
     # Two steps are no spike, and losses that are not finite are none.
     curve = planted.healthy(0)
     for step in (FAULT_STEP, FAULT_STEP + 1):

@@ -8,15 +8,11 @@ from functools import partial
 from trainctl.node_agent.alerts.findings import Finding, Said, gigabytes, median, number, seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import ProfileSummary
-from trainctl.protocol.config.alert_rules import AlertsTable
+from trainctl.protocol.config.alert_rules import AlertsTable, stall_limit_seconds
 
 WELL_STATES = frozenset({"ready", "run", "paused", "late", "draining", "drained", "done"})
 """States of a rank that is neither lost nor on its way back."""
 STEPS_KEPT = 32
-FIRST_TIMES = 5.0
-"""Factor by which the first step may take longer: devices compile and warm up."""
-SIDE_TIMES = 10.0
-"""Factor by which an evaluation or a checkpoint may take longer, as it commits no step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,17 +120,10 @@ class StallWatch:
         """A run that is meant to wait doesn't stall."""
         if snapshot.view.state != "running" or snapshot.view.reason:
             self._last = now
-        limit_seconds = self._limit_seconds(snapshot)
+        usual_seconds = median(self._seconds) if self._seconds else None
+        limit_seconds = stall_limit_seconds(self._table, snapshot.doing, usual_seconds)
         bad = now - self._last > limit_seconds
         return Finding("stall", bad, not bad, lambda: self._say(snapshot, limit_seconds))
-
-    def _limit_seconds(self, snapshot: RunSnapshot) -> float:
-        table = self._table
-        if snapshot.doing != "train":
-            return SIDE_TIMES * table.stall_seconds
-        if not self._seconds:
-            return FIRST_TIMES * table.stall_seconds
-        return max(table.stall_seconds, table.stall_times * median(self._seconds))
 
     def _say(self, snapshot: RunSnapshot, limit_seconds: float) -> Said:
         doing = "" if snapshot.doing == "train" else f", {snapshot.doing} in progress"

@@ -18,6 +18,7 @@ from trainctl.node_agent.alerts.loss_curve import LossWatch, OwnLossWatch
 from trainctl.node_agent.alerts.rank_health import RankHealthWatch
 from trainctl.node_agent.alerts.slow_ranks import BLOCK_STEPS, PaceWatch
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.curve import CurveJudge, CurveLimits
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.alert_rules import KINDS, AlertKind, AlertsTable
 
@@ -132,10 +133,13 @@ class Evaluator:
         now: float,
         open_alerts: Iterable[m.AlertView] = (),
         references: Mapping[str, tuple[float, ...]] | None = None,
+        limits: CurveLimits | None = None,
     ) -> None:
-        """`open_alerts` with their `references` are those of the agent before this one: they aren't raised again."""
+        """`open_alerts` with their `references` are those of the agent before this one: they aren't raised again.
+        `limits`: of the curve; without them those of the table."""
         self._table, self._rules = table, rules(table)
-        self._losses, self._paces, self._stalls = LossWatch(table), PaceWatch(table), StallWatch(table, now)
+        self._losses = LossWatch(CurveJudge(limits or CurveLimits(table)))
+        self._paces, self._stalls = PaceWatch(table), StallWatch(table, now)
         self._own_losses, self._health = OwnLossWatch(table), RankHealthWatch(table)
         self._calibrated, self._links = CalibratedSpeedWatch(table), LinkWatch(table)
         self._profiles: dict[int, ProfileSummary] = {}
@@ -175,8 +179,7 @@ class Evaluator:
 
     def replay(self, steps: Iterable[m.StepCommitted]) -> None:
         """Learn the curve from steps of the record, oldest first; they raise nothing."""
-        for step in steps:
-            self._losses.step(step)
+        self._losses.curve.replay(steps)
 
     # ------------------------------------------------------------ in
 

@@ -18,10 +18,12 @@ from statistics import fmean, stdev
 
 from trainctl.node_agent.alerts.findings import Finding, Said, median, number
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.loss_trends import Divergence, DivergenceDetector
-from trainctl.protocol.analysis.rolling import WINDOW_STEPS, RollingStatistics
-from trainctl.protocol.analysis.spikes import Spike, SpikeDetector
+from trainctl.protocol.analysis.curve import CurveJudge
+from trainctl.protocol.analysis.loss_trends import Divergence
+from trainctl.protocol.analysis.rolling import WINDOW_STEPS
+from trainctl.protocol.analysis.spikes import Spike
 from trainctl.protocol.config.alert_rules import AlertsTable
+from trainctl.protocol.config.policies import CLIP_STEPS
 
 CALM_STEPS = 20
 """Steps without a skipped one after which the alert is cleared."""
@@ -32,68 +34,47 @@ _STEPS_BACK = 8
 
 
 class LossWatch:
-    """Judges committed steps in order; a step made again takes the place of what it supersedes."""
+    """Says what the curve's judge finds at each committed step."""
 
-    def __init__(self, table: AlertsTable) -> None:
-        self._table = table
-        self._spikes = SpikeDetector(
-            table.loss_spike_mads, table.loss_spike_steps, percent=table.loss_spike_percent, window=WINDOW_STEPS
-        )
-        self._skips: deque[tuple[int, bool]] = deque(maxlen=WINDOW_STEPS)
-        self._divergence = DivergenceDetector(table.diverged_mads)
-        self._clips = RollingStatistics(WINDOW_STEPS)
+    def __init__(self, curve: CurveJudge) -> None:
+        self.curve = curve
 
     def step(self, step: m.StepCommitted) -> list[Finding]:
         """Return the findings at a committed step."""
-        self._go_back_to(step.step)
-        findings = [self._nonfinite(step), self._skipped(step), *self._clip(step), self._diverged(step)]
+        curve = self.curve
+        curve.add_step(step)
+        spike, rising = curve.spike, curve.divergence
+        findings = [
+            Finding("nonfinite", not curve.is_finite, curve.is_finite, partial(_say_nonfinite, step)),
+            self._skipped(step),
+            Finding("divergence", rising is not None, rising is None, partial(_say_diverged, rising, step)),
+        ]
+        if (scale := curve.clip_scale) is not None:
+            is_over = scale > 2 * curve.limits.alerts.clip_scale
+            findings.append(Finding("clip", curve.is_clip_bound, is_over, partial(_say_clip, scale, step)))
         if step.loss is not None and math.isfinite(step.loss):
-            findings.append(self._spike(step, step.loss))
+            findings.append(Finding("loss-spike", spike is not None, spike is None, partial(_say_spike, spike, step)))
         return findings
 
-    def _go_back_to(self, step: int) -> None:
-        while self._skips and self._skips[-1][0] >= step:
-            self._skips.pop()
-
-    @staticmethod
-    def _nonfinite(step: m.StepCommitted) -> Finding:
-        values = (("loss", step.loss), ("gradient norm", step.grad_norm))
-        wrong = [f"{name} is {value}" for name, value in values if value is not None and not math.isfinite(value)]
-        bad = bool(wrong) and step.skipped != "overflow"
-        what = f"{''.join(wrong[:1])} at step {step.step:,}" + ("; the step was skipped" if step.skipped else "")
-        return Finding("nonfinite", bad, not bad, lambda: Said(what, _facts(step)))
-
     def _skipped(self, step: m.StepCommitted) -> Finding:
-        self._skips.append((step.step, step.skipped == "overflow"))
-        flags = [skipped for _, skipped in self._skips]
-        count = sum(flags)
-        text = f"{count} of the last {len(flags)} steps skipped: gradient overflow"
-        good = len(flags) >= CALM_STEPS and not any(flags[-CALM_STEPS:])
-        return Finding("skipped", count >= self._table.skipped_steps, good, lambda: Said(text, _facts(step)))
+        skipped, count = self.curve.wasted("overflow"), self.curve.recent_steps
+        is_calm = count >= CALM_STEPS and (not skipped or skipped[-1] <= step.step - CALM_STEPS)
+        text = f"{len(skipped)} of the last {count} steps skipped: gradient overflow"
+        is_bad = self.curve.are_many_wasted("overflow")
+        return Finding("skipped", is_bad, is_calm, lambda: Said(text, _facts(step)))
 
-    def _clip(self, step: m.StepCommitted) -> list[Finding]:
-        self._clips.add(step.step, step.values.get("clip_scale"))
-        scale, least = self._clips.median, self._table.clip_scale
-        if scale is None or not self._clips.is_full:
-            return []
 
-        def say() -> Said:
-            text = f"median clip scale {number(scale)} over {WINDOW_STEPS} steps: updates are almost nothing"
-            advice = "raise optimizer.clip_norm to about the usual gradient norm; steps are too small to learn from"
-            return Said(text, (advice, *_facts(step)))
+def _say_nonfinite(step: m.StepCommitted) -> Said:
+    values = (("loss", step.loss), ("gradient norm", step.grad_norm))
+    wrong = [f"{name} is {value}" for name, value in values if value is not None and not math.isfinite(value)]
+    what = wrong[0] if wrong else f"a gradient isn't finite ({step.skipped})"
+    return Said(f"{what} at step {step.step:,}" + ("; the step was skipped" if step.skipped else ""), _facts(step))
 
-        return [Finding("clip", scale < least, scale > 2 * least, say)]
 
-    def _diverged(self, step: m.StepCommitted) -> Finding:
-        divergence = self._divergence.add(step.step, step.loss)
-        return Finding(
-            "divergence", divergence is not None, divergence is None, lambda: _say_diverged(divergence, step)
-        )
-
-    def _spike(self, step: m.StepCommitted, loss: float) -> Finding:
-        """Judge by the loss alone: an alert about a spike that the gradient norm doesn't show is still worth a look."""
-        spike = self._spikes.add(step.step, loss, None)
-        return Finding("loss-spike", spike is not None, spike is None, lambda: _say_spike(spike, step))
+def _say_clip(scale: float, step: m.StepCommitted) -> Said:
+    text = f"median clip scale {number(scale)} over {CLIP_STEPS} steps: updates are almost nothing"
+    advice = "raise optimizer.clip_norm to about the usual gradient norm; steps are too small to learn from"
+    return Said(text, (advice, *_facts(step)))
 
 
 def _say_spike(spike: Spike | None, step: m.StepCommitted) -> Said:
@@ -101,7 +82,8 @@ def _say_spike(spike: Spike | None, step: m.StepCommitted) -> Said:
         return Said("the loss is back at its trend")
     text = f"loss {number(step.loss or 0.0)} at step {step.step:,}, trend {number(spike.expected)}"
     scatter = f"scatter over {WINDOW_STEPS} steps before the spike {number(spike.scatter)}"
-    return Said(text, (scatter, *_facts(step)))
+    norm = () if spike.norm_rose else ("the gradient norm hasn't jumped with it",)
+    return Said(text, (scatter, *norm, *_facts(step)))
 
 
 def _say_diverged(divergence: Divergence | None, step: m.StepCommitted) -> Said:

@@ -12,20 +12,20 @@ from typing import Final, NamedTuple
 from trainctl.node_agent.alerts.findings import Finding, Said, gigabytes, median, seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.rolling import RollingStatistics
-from trainctl.protocol.config.alert_rules import AlertsTable
+from trainctl.protocol.config.alert_rules import MIN_DATA_SECONDS, AlertsTable
 
 WINDOW_STEPS: Final = 200
 """Steps by which a rank is judged; waits for data by the later half."""
 LOOK_EVERY_STEPS: Final = 20
 """Steps between two looks at a rank."""
-LEAST_DATA_SECONDS: Final = 0.02
-"""Seconds of a mean step below which waiting for data is no trouble: a tiny step is mostly fixed costs."""
 DATA_CLEAR_PART: Final = 0.8
 """Part of the threshold below which waiting for data is over."""
 BUSY_READINGS: Final = 60
 """Readings at 1 Hz whose median is a device's use."""
 BUSY_CLEAR_PERCENT: Final = 3.0
 """Percentage points above the threshold from which a device counts as busy again."""
+MIN_WAIT_PART: Final = 0.05
+"""Part of the steps from which a wait explains that a device is idle."""
 _STANDARD_ERRORS: Final = 3.0
 """Standard errors of a slope beyond which memory grows."""
 _LEAST_GROWTH: Final = 0.01
@@ -98,8 +98,8 @@ class RankHealthWatch:
         data, whole = math.fsum(one.phases.data for one in recent), math.fsum(one.seconds for one in recent)
         percent, each = 100 * data / whole if whole > 0 else 0.0, data / len(recent)
         most = self._table.data_wait_percent
-        bad = percent > most and each >= LEAST_DATA_SECONDS
-        good = percent < DATA_CLEAR_PART * most or each < DATA_CLEAR_PART * LEAST_DATA_SECONDS
+        bad = percent > most and each >= MIN_DATA_SECONDS
+        good = percent < DATA_CLEAR_PART * most or each < DATA_CLEAR_PART * MIN_DATA_SECONDS
         say = partial(_say_data, percent, each, whole / len(recent), len(recent))
         return Finding("data-wait", bad, good, say, part.node, part.rank)
 
@@ -194,13 +194,13 @@ def _limited(limit: m.ClockLimit) -> tuple[str, str]:
 
 
 def _idle_reason(recent: list[_Step]) -> tuple[str, str]:
-    """The wait that takes most of the steps, if one takes more than a twentieth; else the passes are small."""
+    """Return the wait that takes most of the steps, if one takes more than MIN_WAIT_PART; else the passes are small."""
     whole = math.fsum(one.seconds for one in recent)
     if whole <= 0:
         return "", ""
     taken = {name: math.fsum(getattr(one.phases, name) for one in recent) / whole for name in _REASONS}
     name = max(taken, key=lambda one: taken[one])
-    if taken[name] > 0.05:
+    if taken[name] > MIN_WAIT_PART:
         reason, advice = _REASONS[name]
         return f"{reason} {100 * taken[name]:.0f} % of the step", advice
     return "it waits for the next operation within passes", "a larger micro-batch keeps it busy"

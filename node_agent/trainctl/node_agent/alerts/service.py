@@ -16,6 +16,7 @@ from trainctl.node_agent.records.keys import ALERTS_KEY
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.curve import CurveLimits
 from trainctl.protocol.config.alert_rules import AlertHooks, AlertsTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import events as e
@@ -183,8 +184,13 @@ class AlertService:
             self._mutes = self._kept.mutes
             known = {alert.id for alert in self._kept.alerts}
             new = tuple(alert for alert in of_machine if alert.id not in known)
+            config = session.conductor.config
             self._evaluator = Evaluator(
-                session.conductor.config.alerts, time.monotonic(), (*self._kept.alerts, *new), self._kept.references
+                config.alerts,
+                time.monotonic(),
+                (*self._kept.alerts, *new),
+                self._kept.references,
+                CurveLimits.of(config),
             )
             self._evaluator.replay(session.recorder.newest_steps(REPLAYED_STEPS))
             for alert in new:

@@ -9,7 +9,7 @@ from statistics import median_low
 from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, limited_by, median, seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.slowdown import SlowdownDetector
-from trainctl.protocol.config.alert_rules import AlertsTable
+from trainctl.protocol.config.alert_rules import LOADED_PERCENT, AlertsTable
 
 BLOCK_STEPS = 20
 """Steps in the block whose median is compared."""
@@ -114,8 +114,6 @@ def _pass_samples(plan: tuple[int, int]) -> float:
 
 BLOCK_READINGS, RECENT_READINGS = 60, 15
 """Readings at 1 Hz whose median is a clock's best rate, and its rate now."""
-LOADED_PERCENT = 50.0
-"""Percent of use above which a device counts as loaded; a less used one may lower its clock."""
 
 
 class PaceWatch:

@@ -11,11 +11,12 @@ import msgspec
 
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.share_edits import Edit
+from trainctl.protocol.analysis.curve import CurveJudge
 from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.policies import POLICIES, PolicyMode, PolicyName
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.messages import PolicyFigure, Report, Severity, StepCommitted, StepPlan, verbs
+from trainctl.protocol.messages import PolicyFigure, Report, Severity, StepPlan, verbs
 
 
 class Stepped(msgspec.Struct, frozen=True, dict=True):
@@ -105,6 +106,7 @@ class RunFacts(msgspec.Struct, frozen=True):
     durable: Durable
     step: int  # last committed
     occasion: Occasion | None = None  # what makes it asked; None: only whether it is over
+    curve: CurveJudge = msgspec.field(default_factory=CurveJudge)  # with the step of the occasion, if it is one
 
 
 @dataclass(frozen=True)
@@ -208,8 +210,6 @@ class Policy(ABC):
     """The root of all policies."""
 
     name: ClassVar[PolicyName]
-    is_about_curve: ClassVar[bool] = False
-    """Whether its evidence is about the loss curve, which another generation continues; else about the ranks."""
     occasions: ClassVar[type] = object
     """The only kind of occasions about which it is asked; by default all."""
 
@@ -223,9 +223,6 @@ class Policy(ABC):
         """What it keeps in a run that continues from a checkpoint; `evaluations` are all up to that step as pairs of
         step and loss, oldest first. Bars and quotas stay."""
         return kept
-
-    def replay(self, config: RunFile, memory: Memory, steps: Sequence[StepCommitted]) -> None:  # noqa: B027  most see no curve
-        """Take up evidence about the curve from the newest steps of the record, oldest first."""
 
     @abstractmethod
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Advice | None:

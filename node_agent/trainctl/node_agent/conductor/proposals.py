@@ -17,6 +17,7 @@ from trainctl.node_agent.autopilot.policy import Advice, Memory, Occasion, Polic
 from trainctl.node_agent.conductor.events import Commanded, CommandEnded, Proposed, caused
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning.durable import PolicyState
+from trainctl.protocol.analysis.curve import CurveJudge, CurveLimits
 from trainctl.protocol.config.policies import (
     AUTHOR,
     HELD_OUT_POLICIES,
@@ -45,6 +46,7 @@ class Proposals:
 
     def __init__(self, state: ConductorState) -> None:
         self._state = state
+        self.curve = CurveJudge(CurveLimits.of(state.config))
         self._evidence: dict[PolicyName, dict[str, Any]] = {}
         self._memories: dict[
             PolicyName, tuple[Memory, Mapping[str, float]]
@@ -87,16 +89,17 @@ class Proposals:
         return self.mode(name) != "off" and not REGISTRY[name].is_over(self._facts(None))
 
     def replay(self, steps: Sequence[StepCommitted]) -> None:
-        """What policies that aren't off know of the loss curve: from the newest steps of the record, oldest first."""
-        for name, policy in REGISTRY.items():
-            if self.mode(name) != "off":
-                policy.replay(self._state.config, self._memory(name)[0], steps)
+        """Have the curve's judge take the newest steps of the record, oldest first."""
+        self.curve.replay(steps)
 
     def ask(self, occasion: Occasion) -> None:
         """Whatever the policies propose now, one after another: each sees what those before it changed."""
         self._forget_old()
+        if isinstance(occasion, Stepped):
+            self._last, report = occasion, occasion.report
+            clip_scale = report.values.get("clip_scale")
+            self.curve.add(self._state.progress.step, occasion.loss, report.grad_norm, report.skipped, clip_scale)
         facts = self._facts(occasion)
-        self._last = occasion if isinstance(occasion, Stepped) else self._last
         for name, mode in self._asked(type(occasion)):
             if facts.durable is not self._state.durable:
                 facts = self._facts(occasion)
@@ -209,8 +212,7 @@ class Proposals:
     def _forget_old(self) -> None:
         """Evidence about the ranks of an earlier generation, and commands that were lost on their way."""
         if self._generation != self._state.durable.generation:
-            self._generation, self._last = self._state.durable.generation, None
-            self._evidence = {name: seen for name, seen in self._evidence.items() if REGISTRY[name].is_about_curve}
+            self._generation, self._last, self._evidence = self._state.durable.generation, None, {}
             self._memories.clear()
         if self._expected:
             self._forget_lost()
@@ -287,7 +289,7 @@ class Proposals:
 
     def _facts(self, occasion: Occasion | None) -> RunFacts:
         state = self._state
-        return RunFacts(state.config, state.durable, state.progress.step, occasion)
+        return RunFacts(state.config, state.durable, state.progress.step, occasion, self.curve)
 
     def _kept(self, name: PolicyName) -> PolicyState:
         return self._state.durable.policies.get(name, _NEW)

@@ -10,7 +10,9 @@ from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
 from trainctl.protocol.advice.memory_fit import cap_of, fit_of
 from trainctl.protocol.advice.node_speed import micro_of
 from trainctl.protocol.batch.data_statistics import DataStatistics, data_size
-from trainctl.protocol.batch.device_table import types_of_device
+from trainctl.protocol.batch.device_table import FASTER_PRODUCTS, types_of_device
+from trainctl.protocol.batch.memory_estimate import FREE_PART
+from trainctl.protocol.batch.pass_curve import SMALL_GAIN
 from trainctl.protocol.calibration.peak import fastest_within_cap
 from trainctl.protocol.config.families import ENCODER_DECODERS, TESTED
 from trainctl.protocol.config.run_file import on_node
@@ -93,15 +95,10 @@ def platform_of(system: str, device: str) -> Platform:
     return "Apple GPU" if system == "Darwin" or "apple" in device.lower() else "CPU"
 
 
-FASTER_PRODUCTS: Final = 1.3
-"""Ratio of matrix products from which a narrower data type is advised."""
 MUCH_PADDING: Final = 0.1
 """Part of a micro-batch's positions that are padding from which packing is advised."""
 MANY_TRUNCATED: Final = 0.01
 """Part of samples that lose their end from which longer sequences are advised."""
-FREE_PART: Final = 0.5
-"""Part of the memory cap below which layers needn't be computed again."""
-LEAST_GAIN: Final = 0.02
 
 _BEST_FIRST: Final[tuple[ComputeDtype, ...]] = ("bfloat16", "float16", "float32")
 
@@ -316,7 +313,7 @@ def _micro_batches(facts: AdviceFacts) -> Iterator[Check]:
         now = micro_of(node, node.profile, facts.run)
         best = fastest_within_cap(node.profile.passes, facts.run.global_batch, cap_of(node))
         rate = next((one.rate for one in node.profile.passes if one.micro == now), None)
-        if rate is None or best.micro == now or best.rate < (1 + LEAST_GAIN) * rate:
+        if rate is None or best.micro == now or best.rate < (1 + SMALL_GAIN) * rate:
             known = (
                 f"wasn't measured; {best.micro} is fastest" if rate is None else f"{rate / best.rate:.0%} of the peak"
             )

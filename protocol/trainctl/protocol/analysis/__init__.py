@@ -1,7 +1,7 @@
 """Pure analysis of a run's curves: rolling statistics and detectors of spikes, divergence, plateaus and slowdowns,
 shared by agent, policies and screens.
 
-`RollingStatistics` describes a window of steps. `SpikeDetector` and `DivergenceDetector` take the committed steps in
-order, `PlateauDetector` takes the evaluations. Each can be rebuilt with `replay`. `SlowdownDetector` takes
-a rank's durations.
+`CurveJudge` takes the committed steps in order and holds what they show: alerts, policies and diagnosis read it. It has
+a `SpikeDetector` and a `DivergenceDetector`. `PlateauDetector` takes the evaluations, `SlowdownDetector` a rank's
+durations. Each can be rebuilt with `replay`. `RollingStatistics` describes a window of steps.
 """

@@ -1,4 +1,4 @@
-"""Finds spikes: the loss and the gradient norm jump far above their trends together, and may or may not come back."""
+"""Finds spikes: the loss jumps far above its trend, with the gradient norm or alone, and may or may not come back."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -49,25 +49,30 @@ class Spike:
     expected: float  # loss that the trend before it led to
     scatter: float  # of the loss before it, as a standard deviation
     is_stuck: bool  # whether it did not come back in time
+    norm_rose: bool  # whether the gradient norm was far above its trend too, for as many steps in a row, or isn't known
 
 
 class SpikeDetector:
     """Takes committed steps in order and gives the present spike.
 
-    A spike is `steps` steps in a row whose loss and gradient norm are both more than `mads` scatters above their
-    trends. Without gradient norms the loss alone decides. It is over when as many losses in a row are less than half
-    as far above. If that has not happened within `back_steps` steps, it is stuck; then the detector learns the new
-    level from LEAST_STEPS steps. Steps of a spike never enter the trend that it is compared with.
+    A spike is `steps` steps in a row whose loss is more than `mads` scatters above its trend. It is over when as many
+    losses in a row are less than half as far above. If that has not happened within `back_steps` steps, it is stuck;
+    then the detector learns the new level from LEAST_STEPS steps. Steps of a spike never enter the trend that it is
+    compared with.
     """
 
     def __init__(
-        self, mads: float = SPIKE_MADS, steps: int = SPIKE_STEPS, back_steps: int = BACK_STEPS,
-        percent: float = SPIKE_PERCENT, window: int = WINDOW_STEPS,
-    ) -> None:  # fmt: skip
+        self,
+        mads: float = SPIKE_MADS,
+        steps: int = SPIKE_STEPS,
+        back_steps: int = BACK_STEPS,
+        percent: float = SPIKE_PERCENT,
+    ) -> None:
         self._steps, self._back_steps = steps, back_steps
-        self._loss, self._norm = _Level(mads, percent, window), _Level(mads, percent, window)
+        self._loss, self._norm = _Level(mads, percent), _Level(mads, percent)
         self._away: list[tuple[int, float, float | None]] = []  # steps above the trend, since the first of them
         self._back = 0  # losses in a row that are back
+        self._norms_above, self._norm_rose = 0, False  # in a row, among the steps above the trend
         self._spike: Spike | None = None
         self._newest = -1  # step
 
@@ -93,12 +98,13 @@ class SpikeDetector:
         self._newest = step
         if loss is None or not is_usable(loss):
             return self._spike
-        is_above = self._loss.is_above(loss) and (grad_norm is None or self._norm.is_above(grad_norm))
-        if self._spike is None and not is_above:
-            self._away.clear()
+        if self._spike is None and not self._loss.is_above(loss):
+            self._forget_away()
             self._learn(step, loss, grad_norm)
         else:
             self._away.append((step, loss, grad_norm))
+            self._norms_above = self._norms_above + 1 if grad_norm is None or self._norm.is_above(grad_norm) else 0
+            self._norm_rose = self._norm_rose or self._norms_above >= self._steps
             self._follow(loss)
         return self._spike
 
@@ -116,12 +122,18 @@ class SpikeDetector:
             self._end(self._away[-LEAST_STEPS:])
         else:
             highest, before = max(away[1] for away in self._away), self._loss.trend
-            self._spike = Spike(first, steps, highest, before.expected, before.scatter, steps > self._back_steps)
+            is_stuck = steps > self._back_steps
+            self._spike = Spike(first, steps, highest, before.expected, before.scatter, is_stuck, self._norm_rose)
 
     def _end(self, learned: list[tuple[int, float, float | None]]) -> None:
-        self._spike, self._back, self._away = None, 0, []
+        self._spike, self._back = None, 0
+        self._forget_away()
         for away in learned:
             self._learn(*away)
+
+    def _forget_away(self) -> None:
+        self._away = []
+        self._norms_above, self._norm_rose = 0, False
 
     def _learn(self, step: int, loss: float, grad_norm: float | None) -> None:
         self._loss.add(step, loss)
@@ -130,9 +142,9 @@ class SpikeDetector:
     def _go_back_to(self, step: int) -> None:
         while self._away and self._away[-1][0] >= step:
             self._away.pop()
-            self._back = 0
+            self._back = self._norms_above = 0
         if len(self._away) < self._steps:
-            self._spike = None
+            self._spike, self._norm_rose = None, False
         for level in (self._loss, self._norm):
             level.go_back_to(step)
 
@@ -140,9 +152,9 @@ class SpikeDetector:
 class _Level:
     """One curve's trend, from a window of its steps outside spikes."""
 
-    def __init__(self, mads: float, percent: float, window: int) -> None:
+    def __init__(self, mads: float, percent: float) -> None:
         self._mads, self._part = mads, percent / 100
-        self._window = RollingStatistics(window)
+        self._window = RollingStatistics(WINDOW_STEPS)
         self._trend: RobustTrend | None = None
         self._distance = 0.0  # from the trend, beyond which a value is far above it
         self._age = 0  # values since the trend was computed

@@ -11,6 +11,10 @@ from itertools import pairwise
 
 from trainctl.protocol.errors import InvalidInputError
 
+SMALL_GAIN = 0.02
+"""Part by which passes must get faster for a larger micro-batch to be tried, or listed as faster."""
+CLEAR_GAIN = 0.1
+"""Part by which they must for one to be called too small or too large, or to be made smaller."""
 LEAST_BEND = 6.0
 """Rise of the sum of squared errors, in variances, below which a knot is noise and is left out."""
 

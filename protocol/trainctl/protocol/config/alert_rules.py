@@ -100,6 +100,26 @@ class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     silent_seconds: Annotated[float, Meta(ge=3, le=86400)] = 10.0  # of an agent, which speaks at 1 Hz
 
 
+FIRST_TIMES: Final = 5.0
+"""Factor by which the first step may take longer: devices compile and warm up."""
+SIDE_TIMES: Final = 10.0
+"""Factor by which an evaluation or a checkpoint may take longer, as it commits no step."""
+MIN_DATA_SECONDS: Final = 0.02
+"""Seconds of a step below which waiting for data is no trouble: a tiny step is mostly fixed costs."""
+LOADED_PERCENT: Final = 50.0
+"""Percent of use above which a device counts as loaded; a less used one may lower its clock."""
+
+
+def stall_limit_seconds(table: AlertsTable, doing: str, usual_seconds: float | None) -> float:
+    """Return how long a run may commit nothing. `doing`: the kind of its newest plan; `usual_seconds`: of a step, None
+    before the first one."""
+    if doing != "train":
+        return SIDE_TIMES * table.stall_seconds
+    if usual_seconds is None:
+        return FIRST_TIMES * table.stall_seconds
+    return max(table.stall_seconds, table.stall_times * usual_seconds)
+
+
 class AlertHooks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[alerts]` of cluster.toml: what an agent of that machine calls about its alerts and the runs that it leads."""
 

@@ -117,19 +117,17 @@ class EarlyStopTable(PolicyTable, frozen=True):
     improvement: Annotated[float, Meta(ge=0, lt=1)] = 1e-4  # least one that counts, relative to the best loss
 
 
-class SpikeTable(PolicyTable, frozen=True):
-    mads: Annotated[float, Meta(ge=1, le=1000)] = (
-        SPIKE_MADS  # scatters above the trend, of the loss and the gradient norm
-    )
-    steps: Annotated[int, Meta(ge=1, le=10_000)] = SPIKE_STEPS  # steps in a row that make a spike
+class SpikeTable(PolicyTable, frozen=True, omit_defaults=True):
+    mads: Annotated[float, Meta(ge=1, le=1000)] | None = None  # instead of alerts.loss_spike_mads, for alerts too
+    steps: Annotated[int, Meta(ge=1, le=10_000)] | None = None  # instead of alerts.loss_spike_steps, for alerts too
     recover_steps: Annotated[int, Meta(ge=1, le=100_000)] = BACK_STEPS  # steps within which it may come back by itself
     least_back: Annotated[int, Meta(ge=0, le=2**40)] = 100  # steps that the run goes back at least
     skip_batches: Annotated[int, Meta(ge=0, le=1_000_000)] = 200  # global batches, at least to the spike; 0: none
     most_times: Annotated[int, Meta(ge=1, le=1000)] = 2  # a run
 
 
-class DivergenceTable(PolicyTable, frozen=True):
-    mads: Annotated[float, Meta(ge=1, le=1000)] = DIVERGED_MADS  # scatters above the best level
+class DivergenceTable(PolicyTable, frozen=True, omit_defaults=True):
+    mads: Annotated[float, Meta(ge=1, le=1000)] | None = None  # instead of alerts.diverged_mads, for alerts too
     steps: Annotated[int, Meta(ge=2, le=100_000)] = TREND_STEPS  # over which the loss must rise
     past_steps: Annotated[int, Meta(ge=1, le=100_000)] = PAST_STEPS  # in a row at which it must be far above
     factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5  # of the rest of the learning-rate schedule

@@ -1,6 +1,5 @@
 """Loss that keeps rising or isn't finite: a lower learning rate, or a checkpoint and a pause."""
 
-from collections.abc import Sequence
 from math import inf
 
 from trainctl.node_agent.autopilot.policy import (
@@ -14,11 +13,7 @@ from trainctl.node_agent.autopilot.policy import (
     mode_of,
 )
 from trainctl.node_agent.planning.lr_schedule import rate
-from trainctl.protocol.analysis.loss_trends import Divergence as Found
-from trainctl.protocol.analysis.loss_trends import DivergenceDetector
-from trainctl.protocol.config.policies import DivergenceTable
-from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.messages import PolicyFigure, Report, StepCommitted, verbs
+from trainctl.protocol.messages import PolicyFigure, verbs
 
 _AHEAD = 2
 """Steps after the last one at which a command takes effect: the next step is planned by then."""
@@ -32,18 +27,13 @@ class Divergence(Policy):
     """
 
     name = "divergence"
-    is_about_curve = True
 
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | None:
-        if not isinstance(facts.occasion, Stepped):
-            return None
-        table = facts.config.policy.divergence
-        found = _detector(table, memory).add(facts.step, facts.occasion.loss)
-        return self._wanted(facts, memory, found)
+        return self._wanted(facts, memory) if isinstance(facts.occasion, Stepped) else None
 
-    def _wanted(self, facts: RunFacts, memory: Memory, found: Found | None) -> Proposal | None:
-        table, config = facts.config.policy.divergence, facts.config
-        if found is None:
+    def _wanted(self, facts: RunFacts, memory: Memory) -> Proposal | None:
+        table, config, rising = facts.config.policy.divergence, facts.config, facts.curve.divergence
+        if rising is None:
             return None
         is_advising = mode_of(config, facts.durable, self.name) == "advise"
         quiet = (memory.kept.get(name, -inf) for name in ("step", *(["advised"] if is_advising else [])))
@@ -51,31 +41,25 @@ class Divergence(Policy):
             return None
         step = min(facts.step + _AHEAD, config.run.steps)
         lower = rate(facts.durable.settings.lr, config.optimizer, config.run.steps, step) * table.factor
-        reason = f"loss at {found.level:.4g} and rising, {found.steps} steps far above {found.best.level:.4g}"
+        reason = f"loss at {rising.level:.4g} and rising, {rising.steps} steps far above {rising.best.level:.4g}"
         return Proposal(
-            "set-lr", verbs.SetLr(value=lower), f"{reason} of step {found.best.step}", severity="error",
-            remember={"step": float(facts.step)}, quiet={"advised": float(facts.step)},
-        )  # fmt: skip
+            "set-lr",
+            verbs.SetLr(value=lower),
+            f"{reason} of step {rising.best.step}",
+            severity="error",
+            remember={"step": float(facts.step)},
+            quiet={"advised": float(facts.step)},
+        )
 
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
-        table, detector = facts.config.policy.divergence, _detector(facts.config.policy.divergence, memory)
+        table, detector = facts.config.policy.divergence, facts.curve.divergences
         figures = [
-            PolicyFigure("loss level above its best", detector.above, table.mads, "scatters"),
+            PolicyFigure("loss level above its best", detector.above, facts.curve.limits.diverged_mads, "scatters"),
             PolicyFigure("steps in a row so far above", detector.steps, table.past_steps, acts="at"),
             PolicyFigure(f"rise of the loss over {table.steps} steps", detector.rise, 1.0, "scatters"),
         ]
         otherwise = f"multiplies the rest of the learning-rate schedule by {table.factor:g} if all are above"
-        return assess(figures, self._wanted(facts, memory, detector.divergence), otherwise)
-
-    def replay(self, config: RunFile, memory: Memory, steps: Sequence[StepCommitted]) -> None:
-        _detector(config.policy.divergence, memory).replay(steps)
-
-
-def _detector(table: DivergenceTable, memory: Memory) -> DivergenceDetector:
-    found: DivergenceDetector | None = memory.evidence.get("detector")
-    if found is None:
-        found = memory.evidence["detector"] = DivergenceDetector(table.mads, table.steps, table.past_steps)
-    return found
+        return assess(figures, self._wanted(facts, memory), otherwise)
 
 
 class NonFinite(Policy):
@@ -92,7 +76,7 @@ class NonFinite(Policy):
         if not isinstance(facts.occasion, Stepped):
             return None
         wanted = facts.config.policy.non_finite.steps
-        looks = memory.observe("bad", float(_is_bad(facts, facts.occasion.report)), wanted)
+        looks = memory.observe("bad", float(not facts.curve.is_finite), wanted)
         if sum(looks) < wanted:
             return None
         reason = f"{wanted} steps in a row were not finite, up to step {facts.step}"
@@ -105,8 +89,3 @@ class NonFinite(Policy):
         bad = next((number for number, is_bad in enumerate(reversed(looks)) if not is_bad), len(looks))
         figure = PolicyFigure("steps in a row that weren't finite", bad, wanted, acts="at")
         return Assessment((figure,), f"after {wanted} such steps it writes a checkpoint and pauses the run")
-
-
-def _is_bad(facts: RunFacts, report: Report) -> bool:
-    """In float16 an overflow is usual: it halves the loss scale, and the next step may do."""
-    return report.skipped == "nan" or (report.skipped == "overflow" and facts.config.model.computed != "float16")

@@ -32,17 +32,11 @@ from trainctl.node_agent.autopilot.policy import (
     was_barred,
 )
 from trainctl.node_agent.planning.share_edits import resized
+from trainctl.protocol.batch.pass_curve import CLEAR_GAIN, SMALL_GAIN
 from trainctl.protocol.calibration.peak import MOST_OF_CAP
 from trainctl.protocol.config.micro_batches import UNMEASURED
 from trainctl.protocol.config.policies import MicroBatchTable
 from trainctl.protocol.messages import PolicyFigure, Severity, StepPlan, peak_of_cap
-
-FASTER = 1.02
-"""Factor by which the rate must rise for a larger micro-batch, where the curve is known."""
-
-FASTER_SMALLER = 1.1
-"""Factor by which the rate must rise for a smaller micro-batch, where the curve is known: a device may have a peak, and
-be slower with every larger one."""
 
 HELPED = 0.98
 """Part of the peak before to which a smaller micro-batch must have brought it, for another one to be tried."""
@@ -200,7 +194,7 @@ def _next_size(facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ran
 
 def _is_faster(seconds: Mapping[int, float], size: int) -> bool:
     """Return whether a size is faster than all smaller ones by enough to try a larger one."""
-    return all(before >= FASTER * seconds[size] for micro, before in seconds.items() if micro < size)
+    return all(before >= (1 + SMALL_GAIN) * seconds[size] for micro, before in seconds.items() if micro < size)
 
 
 def _taken(facts: RunFacts, node: str, ranks: list[int], size: int, reason: str) -> Proposal:
@@ -212,7 +206,7 @@ def _past_the_peak(facts: RunFacts, stepped: Stepped, node: str, ranks: list[int
     size = max(facts.durable.settings.ranks[rank].micro_in_force for rank in ranks)
     if not _has_curves(stepped, ranks):
         return
-    wanted, faster = _fastest(facts, stepped, ranks, size, range(_table(facts).least, size), FASTER_SMALLER)
+    wanted, faster = _fastest(facts, stepped, ranks, size, range(_table(facts).least, size), CLEAR_GAIN)
     if wanted < size:
         reason = f"passes of {wanted} are {percent(faster)} faster than of {size} by its curve"
         yield resize(wanted, node, reason)
@@ -263,7 +257,7 @@ def _larger(
         return
     bound = _most(facts, memory, stepped, ranks, size, use)
     if _has_curves(stepped, ranks):
-        wanted, faster = _fastest(facts, stepped, ranks, size, range(size, bound + 1), FASTER)
+        wanted, faster = _fastest(facts, stepped, ranks, size, range(size, bound + 1), SMALL_GAIN)
         why = f"passes of {wanted} are {percent(faster)} faster by its curve"
     else:
         was_larger = f"shrunk {node}" in kept or any(was_barred(kept, rank) for rank in ranks)
@@ -312,7 +306,7 @@ def _fastest(
     facts: RunFacts, stepped: Stepped, ranks: list[int], size: int, sizes: range, least: float
 ) -> tuple[int, float]:
     """The smallest micro-batch of `sizes` that is the fastest for the shares of a node's ranks, and by which part they
-    are faster; the same size if that is less than the factor `least`."""
+    are faster; the same size if that is less than `least`."""
     shares = {rank: facts.durable.settings.ranks[rank].share for rank in ranks}
 
     def seconds(micro: int) -> float:
@@ -320,7 +314,7 @@ def _fastest(
 
     best = min(sizes, key=seconds, default=size)
     faster = seconds(size) / seconds(best)
-    return (best, faster - 1) if faster >= least else (size, 0.0)
+    return (best, faster - 1) if faster >= 1 + least else (size, 0.0)
 
 
 def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: Severity) -> Proposal:

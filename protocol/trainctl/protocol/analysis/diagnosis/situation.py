@@ -5,13 +5,15 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
+from trainctl.protocol.analysis.curve import CurveJudge, CurveLimits
 from trainctl.protocol.analysis.diagnosis import pace
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.analysis.diagnosis.pace import Pace, Parts
 from trainctl.protocol.batch.against_profile import PASS_NOISE
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel, models
-from trainctl.protocol.config.alert_rules import AlertsTable
+from trainctl.protocol.config.alert_rules import LOADED_PERCENT, AlertsTable
+from trainctl.protocol.config.policies import PolicyTables
 from trainctl.protocol.messages import BUSY_PHASES, GpuReading, HostReading, RankView, StepCommitted, WhatIf, peak_bytes
 from trainctl.protocol.messages.events import AnyEvent, CheckpointWritten
 
@@ -151,8 +153,7 @@ class Situation:
         view = self.rank_view(rank)
         every = self.facts.readings.get(self.node(rank), ())
         found = [one.gpu_of(view.device if view else None) for one in every[: len(every) // 2]]
-        clocks = [gpu.clock_mhz for gpu in found if gpu and gpu.clock_mhz and (gpu.utilization_percent or 100) >= 50]
-        return median(clocks) if clocks else None
+        return loaded_clock([gpu for gpu in found if gpu is not None])
 
     def reading_before(self, node: str, name: str) -> float | None:
         """The median of a machine's metric in the older half of the readings before the recent steps."""
@@ -231,10 +232,28 @@ class Situation:
 
     # ------------------------------------------------------------ the run
 
+    @cached_property
+    def judge(self) -> CurveJudge:
+        """The curve's judge after all steps of the facts."""
+        judge = CurveJudge(CurveLimits.of(self.facts.config))
+        judge.replay(self.facts.steps)
+        return judge
+
     @property
     def alerts(self) -> AlertsTable:
         """The run's thresholds."""
         return self.facts.config.alerts if self.facts.config is not None else AlertsTable()
+
+    @property
+    def data_part(self) -> float:
+        """Part of a step from which waiting for data is a cause."""
+        return self.alerts.data_wait_percent / 100
+
+    @property
+    def split_gain(self) -> float:
+        """Part by which another split must make steps faster to be worth it: the one from which `rebalance` acts."""
+        policies = self.facts.config.policy if self.facts.config is not None else PolicyTables()
+        return policies.rebalance.gain
 
     def checkpoint_before(self, step: int) -> int | None:
         """The newest checkpoint of a step before this one, of those that are kept; None: there is none, or it isn't
@@ -246,6 +265,12 @@ class Situation:
     def events(self, *kinds: type[AnyEvent]) -> list[Any]:
         """Events of these kinds, oldest first."""
         return [event for event in self.facts.events if isinstance(event.data, kinds)]
+
+
+def loaded_clock(gpus: Sequence[GpuReading]) -> float | None:
+    """Return the median clock of a device's readings under load, in MHz; None: not read."""
+    clocks = [gpu.clock_mhz for gpu in gpus if gpu.clock_mhz and (gpu.utilization_percent or 100) >= LOADED_PERCENT]
+    return median(clocks) if clocks else None
 
 
 def seconds(value: float) -> str:

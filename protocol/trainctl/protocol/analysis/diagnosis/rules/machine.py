@@ -34,8 +34,6 @@ ALL_USED = 95.0
 """Percent of the processors' time from which all of them are in use."""
 FROM_THE_START = 0.15
 """Part by which passes are slower than calibrated, for pressure that may have been there from the start."""
-DATA_PART = 0.05
-"""Part of a step that a rank may wait for data."""
 MOST_PREFETCH = 64
 """Micro-batches that a run file may let be assembled ahead."""
 OTHERS_BYTES = 300e6
@@ -178,9 +176,9 @@ def _disk(s: Situation, node: str) -> Iterator[Verdict]:
     said = [_pressure(s, node, "io").replace("io", "I/O")] if waits is not None else []
     said += [f"the disk is busy {busy:.0f} % of the time"] if busy is not None else []
     is_busy = (waits or 0.0) >= IO_PRESSURE or (busy or 0.0) >= DISK_BUSY
-    late = {rank: s.ranks[rank].data_mean for rank in s.ranks_of(node) if _data_part(s, rank) >= DATA_PART}
+    late = {rank: s.ranks[rank].data_mean for rank in s.ranks_of(node) if _data_part(s, rank) >= s.data_part}
     if not is_busy or not late:
-        hidden = "; data take under 5 % of a step" if is_busy else ""
+        hidden = f"; data take under {percent(s.data_part)} of a step" if is_busy else ""
         yield Clear(f"{', '.join(said)}{hidden}", node)
         return
     rank = max(late, key=lambda one: late[one])

@@ -5,13 +5,11 @@ from statistics import quantiles
 
 from trainctl.protocol.analysis.diagnosis.pace import shared_sync
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, DATA_PART, cpu_pressure, more_prefetch
-from trainctl.protocol.analysis.diagnosis.rules.slow_rank import SPLIT_GAIN
+from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, cpu_pressure, more_prefetch
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
 from trainctl.protocol.batch.against_profile import sent_bytes
+from trainctl.protocol.config.alert_rules import MIN_DATA_SECONDS
 
-LEAST_DATA_SECONDS = 0.02
-"""Seconds of a step below which waiting for data is no trouble: a tiny step is mostly fixed costs."""
 MOST_WORKERS = 64
 """Threads that a run file may let assemble micro-batches."""
 LEAST_GAIN = 0.02
@@ -20,8 +18,6 @@ SYNC_PART = 0.1
 """Part of a step that the sum of gradients may take, without waits for slower ranks."""
 LEAST_SYNC_SECONDS = 0.02
 """Seconds of a step below which the sum is no trouble: it is mostly fixed costs."""
-LINK_USE = 0.5
-"""Part of the calibrated bandwidth below which a link is slow."""
 CROSSING_PART = 0.1
 """Part of the sum's bytes that a node must send over its network, for the gradients to cross it."""
 SLOW_LINK = 12.5e6
@@ -42,10 +38,10 @@ def late_data(s: Situation) -> Iterator[Verdict]:
     if not s.ranks or not whole:
         yield Unknown("enough steps of the present plan")
         return
-    late = {rank: its.data_mean for rank, its in s.ranks.items() if its.data_mean > DATA_PART * whole}
+    late = {rank: its.data_mean for rank, its in s.ranks.items() if its.data_mean > s.data_part * whole}
     what_if = s.without(late, "waits for data") if late else None
     most = max(its.data_mean for its in s.ranks.values())
-    if not late or what_if is None or max(late.values()) < LEAST_DATA_SECONDS or what_if.part < LEAST_GAIN:
+    if not late or what_if is None or max(late.values()) < MIN_DATA_SECONDS or what_if.part < LEAST_GAIN:
         yield Clear(f"data take {percent(most / whole)} of a step at most")
         return
     worst = max(late, key=lambda rank: late[rank])
@@ -96,7 +92,8 @@ def slow_link(s: Situation) -> Iterator[Verdict]:
         said = [f"{percent(use)} of the calibrated bandwidth"] if use is not None else []
         before = s.sync_before
         said += [f"before: {seconds(before)}"] if before and before < 0.8 * s.sync_seconds else []
-        is_slow = (use is not None and use < LINK_USE) or (before is not None and before < 0.5 * s.sync_seconds)
+        is_below_calibration = use is not None and use < s.alerts.link_percent / 100
+        is_slow = is_below_calibration or (before is not None and before < 0.5 * s.sync_seconds)
         title = "the link between the nodes is slow" if is_slow else "the sum of gradients takes long"
         waits = cpu_pressure(s)
         if not is_slow and not _crosses(s) and not _is_explained(s):
@@ -188,7 +185,7 @@ def _values(s: Situation, took: float) -> dict[str, object]:
     wanted = round(total * 9 * took / passes) if passes > 0 else total
     alone = {rank: model.seconds(total, s.ranks[rank].micro or total) - took for rank, model in s.models.items()}
     best = min(alone, key=lambda rank: alone[rank], default=None)
-    is_faster = best is not None and alone[best] < (1 - SPLIT_GAIN) * whole
+    is_faster = best is not None and alone[best] < (1 - s.split_gain) * whole
     others = [s.node(rank) for rank in s.ranks if rank != best] if is_faster else []
     return {
         "batch": wanted if wanted > total else None,

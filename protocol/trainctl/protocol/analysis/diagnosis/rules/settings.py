@@ -7,15 +7,12 @@ from statistics import median
 from typing import Final
 
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.rules.machine import DATA_PART, by_node, impact, is_slower, without_slowdown
-from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
-from trainctl.protocol.batch.device_table import types_of_device
+from trainctl.protocol.analysis.diagnosis.rules.machine import by_node, impact, is_slower, without_slowdown
+from trainctl.protocol.analysis.diagnosis.situation import Situation, loaded_clock, megabytes, percent, seconds
+from trainctl.protocol.batch.device_table import FASTER_PRODUCTS, types_of_device
+from trainctl.protocol.batch.memory_estimate import FREE_PART
 from trainctl.protocol.messages import CLOCK_LIMITED_BY, GpuReading, WhatIf
 
-FASTER = 1.3
-"""Ratio of a device's bfloat16 and float32 matrix products from which bfloat16 is faster."""
-FREE_MEMORY = 0.6
-"""Part of the memory cap below which a peak leaves room for all activations."""
 RECOMPUTED: Final = {"alternate": 0.5, "all": 1.0}
 """Part of a forward pass that gradient checkpointing computes again in the backward pass."""
 SHORT = 0.5
@@ -36,7 +33,8 @@ def float32(s: Situation) -> Iterator[Verdict]:
         profile = s.facts.profiles.get(view.rank)
         rates = profile.gflops if profile is not None else {}
         ratio = rates["bfloat16"] / rates["float32"] if {"bfloat16", "float32"} <= rates.keys() else None
-        has_it = ratio >= FASTER if ratio is not None else "bfloat16" in (types_of_device(view.device or "") or ())
+        types = types_of_device(view.device or "") or ()
+        has_it = ratio >= FASTER_PRODUCTS if ratio is not None else "bfloat16" in types
         if view.compute.dtype != "float32":
             yield Clear(f"{s.label(view.rank)} computes in {view.compute.dtype}", view.node)
         elif without is not None:
@@ -81,7 +79,7 @@ def checkpointing(s: Situation) -> Iterator[Verdict]:
             yield Clear(f"{s.label(rank)} has no gradient checkpointing", its.node)
         elif not peak or not cap:
             yield Unknown(f"{s.label(rank)}'s peak memory and its cap", its.node)
-        elif peak > FREE_MEMORY * cap:
+        elif peak > FREE_PART * cap:
             yield Clear(f"{s.label(rank)} needs {percent(peak / cap)} of its memory", its.node)
         else:
             again = RECOMPUTED[mode] * its.phases["forward"]
@@ -116,7 +114,7 @@ def tokens_cached(s: Situation) -> Iterator[Verdict]:
         late = max(s.ranks[rank].data_mean for rank in s.ranks_of(node))
         if read is None or not s.step_seconds:
             yield Unknown(f"bytes read from {node}'s disk", node)
-        elif read < DISK_READ or late < DATA_PART * s.step_seconds:
+        elif read < DISK_READ or late < s.data_part * s.step_seconds:
             yield Clear(f"{megabytes(read)}/s read from {node}'s disk", node)
         else:
             said = f"{megabytes(read)}/s read from the disk, {seconds(late)} of a step waiting for data"
@@ -125,8 +123,6 @@ def tokens_cached(s: Situation) -> Iterator[Verdict]:
         yield Unknown("enough steps of the present plan")
 
 
-CLOCK_LOWER = 0.1
-"""Part by which a device's clock under load is below what it was."""
 HEAVY_HEAT = 2
 """Level of macOS's thermal pressure that holds a chip back much."""
 QUOTA_PERCENT, ALWAYS_PERCENT = 5.0, 50.0
@@ -167,8 +163,8 @@ def _limits(s: Situation, node: str) -> Iterator[tuple[str, str]]:
                 said = f"{gpus[-1].name}: its clock was lowered in {count} of {len(gpus)} readings{_state(gpus[-1])}"
                 yield CLOCK_LIMITED_BY[limit], said
                 return
-        now, before = _clock(gpus), s.clock_before(rank)
-        if now and before and now < (1 - CLOCK_LOWER) * before:
+        now, before = loaded_clock(gpus), s.clock_before(rank)
+        if now and before and now < (1 - s.alerts.clock_drop_percent / 100) * before:
             yield "a lower clock", f"{gpus[-1].name}: {now:,.0f} MHz under load, {before:,.0f} MHz before"
             return
 
@@ -179,16 +175,11 @@ def _state(gpu: GpuReading) -> str:
     return f", {', '.join(parts)}" if parts else ""
 
 
-def _clock(gpus: list[GpuReading]) -> float | None:
-    clocks = [gpu.clock_mhz for gpu in gpus if gpu.clock_mhz and (gpu.utilization_percent or 100) >= 50]
-    return median(clocks) if clocks else None
-
-
 def _by_clock(s: Situation, node: str, why: str) -> WhatIf | None:
     """The passes in proportion to the clock."""
     removed = {}
     for rank in s.ranks_of(node):
-        now, before = _clock(s.gpus(rank)), s.clock_before(rank)
+        now, before = loaded_clock(s.gpus(rank)), s.clock_before(rank)
         if now and before and now < before:
             removed[rank] = s.ranks[rank].busy * (1 - now / before)
     return s.without(removed, f"{why} on {node}") if removed else None

@@ -11,10 +11,8 @@ from trainctl.protocol.batch.split import ShareCost, check_enough, slowest, spli
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import BUSY_PHASES, WhatIf
 
-SPLIT_GAIN = 0.05
-"""Part by which steps must get faster with another split, for a rank to be called slow."""
 CROWDED_TIMES = 3.0
-"""Factor of this, and of OWN_GROWTH, at a high CPU pressure."""
+"""Factor of the gain of a split, and of OWN_GROWTH, at a high CPU pressure."""
 MOST_STEPS, CROWDED_STEPS = 0.8, 0.9
 """Part of the steps in which the rank must be the slower one, and the same at a high CPU pressure: ranks that share
 processors keep each other waiting by turns."""
@@ -96,7 +94,7 @@ def _by_split(s: Situation, rank: int) -> WhatIf | None:
 
 def _least(s: Situation) -> float:
     """Part of a step that a slow rank must cost: more where processors are shared, because speeds then change."""
-    return CROWDED_TIMES * SPLIT_GAIN if is_crowded(s) else SPLIT_GAIN
+    return CROWDED_TIMES * s.split_gain if is_crowded(s) else s.split_gain
 
 
 def _clear_split(s: Situation) -> Clear:
@@ -151,10 +149,10 @@ def _gain(s: Situation) -> tuple[float, float] | None:
     steps = s.lasting or s.recent
     third = len(steps) // 3
     found = _best(s, s.recent) if third >= LEAST_STEPS // 3 and third else None
-    if found is None or found[0] < (1 + SPLIT_GAIN) * found[1]:
+    if found is None or found[0] < (1 + s.split_gain) * found[1]:
         return None
     thirds = [_best(s, steps[at * third : (at + 1) * third]) for at in range(3)]
-    return found if all(one is not None and one[0] >= (1 + SPLIT_GAIN) * one[1] for one in thirds) else None
+    return found if all(one is not None and one[0] >= (1 + s.split_gain) * one[1] for one in thirds) else None
 
 
 def _phase(s: Situation, rank: int) -> tuple[str, str]:

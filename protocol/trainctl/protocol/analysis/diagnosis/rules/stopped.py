@@ -3,18 +3,13 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from trainctl.protocol.analysis.curve import RECENT_STEPS, Wasted
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, seconds
-from trainctl.protocol.analysis.rolling import is_usable
+from trainctl.protocol.config.alert_rules import stall_limit_seconds
 from trainctl.protocol.messages import Event, RankStep, StepCommitted
 from trainctl.protocol.messages.events import AnyEvent, MicroBatchChanged, RankChanged, nodes_of
 
-SIDE_TIMES = 10.0
-"""Factor by which an evaluation or a checkpoint may take longer than a step."""
-FIRST_TIMES = 5.0
-"""Factor by which the first step may take longer: devices compile and load."""
-RECENT_STEPS = 100
-"""Newest steps whose skips and repeated passes count."""
 REPEATED_STEPS = 3
 """Steps with repeated passes from which memory is short."""
 
@@ -28,18 +23,10 @@ def hang(s: Situation) -> Iterator[Verdict]:
         yield Clear(f"the run is {view.state}{f': {view.reason}' if view.reason else ''}")
     elif facts.step_age_seconds is None:
         yield Unknown("the age of the last step")
-    elif facts.step_age_seconds > _limit_seconds(s):
+    elif facts.step_age_seconds > stall_limit_seconds(s.alerts, facts.doing, s.step_seconds):
         yield _hung(s, f"no step for {seconds(facts.step_age_seconds)}{_usually(s)}")
     else:
         yield Clear(f"the last step was {seconds(facts.step_age_seconds)} ago")
-
-
-def _limit_seconds(s: Situation) -> float:
-    least = s.alerts.stall_seconds
-    if s.facts.doing != "train":
-        return SIDE_TIMES * least
-    usual = s.step_seconds
-    return FIRST_TIMES * least if usual is None else max(least, s.alerts.stall_times * usual)
 
 
 def _usually(s: Situation) -> str:
@@ -121,7 +108,7 @@ def _short_of_memory(s: Situation, part: RankStep, evidence: tuple[str, ...]) ->
 
 def not_finite(s: Situation) -> Iterator[Verdict]:
     """Steps whose loss or gradient is NaN: they train nothing."""
-    yield from _skipped(s, "nan", "gradients or losses are NaN")
+    yield from _skipped(s, "not-finite", "gradients or losses are NaN")
 
 
 def overflow(s: Situation) -> Iterator[Verdict]:
@@ -129,22 +116,20 @@ def overflow(s: Situation) -> Iterator[Verdict]:
     yield from _skipped(s, "overflow", "gradients overflow")
 
 
-def _skipped(s: Situation, reason: str, title: str) -> Iterator[Verdict]:
+def _skipped(s: Situation, why: Wasted, title: str) -> Iterator[Verdict]:
+    wasted = {*s.judge.wasted(why)}
     newest = s.newest(RECENT_STEPS)
-    bad = [step for step in newest if step.skipped == reason or (reason == "nan" and _is_bad(step))]
+    bad = [step for step in newest if step.step in wasted]
+    is_fault = s.judge.are_many_wasted(why) or (why == "not-finite" and not s.judge.is_finite)
     if not newest:
         yield Unknown("steps")
-    elif len(bad) < min(s.alerts.skipped_steps, len(newest)) and not (reason == "nan" and _is_bad(newest[-1])):
-        yield Clear(f"{len(bad)} of the last {len(newest)} steps skipped for {reason}")
+    elif not is_fault:
+        yield Clear(f"{len(bad)} of the last {len(newest)} steps: {why}")
     else:
         evidence = (f"{len(bad)} of the last {len(newest)} steps, the newest {bad[-1].step:,}", *_rates(bad[-1]))
         half = (bad[-1].learning_rate or 0.0) / 2 or None
         values = {"half_rate": f"{half:.3g}" if half else None, "back": s.checkpoint_before(bad[0].step)}
         yield Found(title, evidence, severity="error", values=values)
-
-
-def _is_bad(step: StepCommitted) -> bool:
-    return any(value is not None and not is_usable(value) for value in (step.loss, step.grad_norm))
 
 
 def _rates(step: StepCommitted) -> tuple[str, ...]:

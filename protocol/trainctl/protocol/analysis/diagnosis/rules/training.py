@@ -9,22 +9,15 @@ from typing import Any
 
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
-from trainctl.protocol.analysis.loss_trends import DivergenceDetector
-from trainctl.protocol.analysis.spikes import SpikeDetector
 from trainctl.protocol.batch.memory_estimate import fit
-from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.batch.pass_curve import CLEAR_GAIN, SMALL_GAIN, PassCurve
+from trainctl.protocol.calibration.peak import MOST_OF_CAP
 from trainctl.protocol.config.policies import CLIP_STEPS
 from trainctl.protocol.messages import WhatIf
 from trainctl.protocol.messages.events import CheckpointWritten
 
-MICRO_GAIN = 0.1
-"""Part by which a rank's passes must get faster with another micro-batch."""
 LEAST_GAIN = 0.03
 """Part of a step that this must save."""
-MEMORY_PART = 0.85
-"""Part of the memory cap that a larger micro-batch may need."""
-NEAR_BEST = 0.02
-"""Part of the best rate within which a smaller micro-batch is proposed."""
 EARLY_PART = 0.1
 """Part of a run's steps up to which trouble may come from a warm-up that is too short."""
 CHECKPOINT_PART = 0.05
@@ -49,7 +42,7 @@ def _wrong_micro(s: Situation, word: str, is_wrong: "Callable[[_Better], bool]")
     if not s.ranks:
         yield Unknown("enough steps of the present plan")
     better = {rank: found for rank in s.ranks if (found := _better(s, rank)) is not None}
-    wrong = {rank: one for rank, one in better.items() if is_wrong(one) and one.gain >= MICRO_GAIN}
+    wrong = {rank: one for rank, one in better.items() if is_wrong(one) and one.gain >= CLEAR_GAIN}
     whose = f"{s.label(next(iter(wrong)))}'s {word} micro-batch" if len(wrong) == 1 else f"the {word} micro-batches"
     # Ranks that are all slow have to be faster together.
     what_if = s.without({rank: one.saved for rank, one in wrong.items()}, whose)
@@ -61,7 +54,7 @@ def _wrong_micro(s: Situation, word: str, is_wrong: "Callable[[_Better], bool]")
             values = {"node": its.node, "micro": better[rank].size}
             evidence = (better[rank].evidence, *_memory(s, rank))
             yield Found(f"{s.label(rank)}'s micro-batch is {word}", evidence, its.node, rank, what_if, values=values)
-        elif better[rank].gain >= MICRO_GAIN and not is_wrong(better[rank]):
+        elif better[rank].gain >= CLEAR_GAIN and not is_wrong(better[rank]):
             yield Clear(f"{s.label(rank)}'s micro-batch of {better[rank].micro} isn't too {word}", its.node)
         else:
             text = f"{s.label(rank)}'s micro-batch of {better[rank].micro} is"
@@ -101,12 +94,12 @@ def _fastest(s: Situation, rank: int, curve: PassCurve, largest: int) -> int:
     peaks = [(one.micro, float(one.peak_bytes)) for one in profile.passes if one.peak_bytes] if profile else []
     model, (peak, cap) = fit(peaks), s.memory(rank)
     if cap and model is not None and peak is not None:
-        most = max(min(most, model.through(its.micro, peak).most(MEMORY_PART * cap, most)), min(its.micro, most))
-    elif cap and peak and peak > MEMORY_PART * cap:
+        most = max(min(most, model.through(its.micro, peak).most(MOST_OF_CAP * cap, most)), min(its.micro, most))
+    elif cap and peak and peak > MOST_OF_CAP * cap:
         most = min(its.micro, most)
     sizes = range(1, most + 1)
     best = min((curve.share_seconds(its.samples, size) for size in sizes), default=0.0)
-    near = (size for size in sizes if curve.share_seconds(its.samples, size) <= (1 + NEAR_BEST) * best)
+    near = (size for size in sizes if curve.share_seconds(its.samples, size) <= (1 + SMALL_GAIN) * best)
     return next(near, max(its.micro, 1))
 
 
@@ -120,18 +113,16 @@ def _memory(s: Situation, rank: int) -> tuple[str, ...]:
 
 def clip_bound(s: Situation) -> Iterator[Verdict]:
     """Clipping that scales nearly every gradient to a small part of itself."""
-    newest = s.newest(CLIP_STEPS)
-    scales = [step.values["clip_scale"] for step in newest if "clip_scale" in step.values and step.skipped is None]
-    if len(scales) < CLIP_STEPS // 2:
-        yield Unknown("clip scales of enough steps")
+    scale = s.judge.clip_scale
+    if scale is None:
+        yield Unknown(f"clip scales of {CLIP_STEPS} steps")
         return
-    middle, least = median(scales), s.alerts.clip_scale
-    if middle >= least:
-        yield Clear(f"median clip scale {middle:.2g}")
+    if not s.judge.is_clip_bound:
+        yield Clear(f"median clip scale {scale:.2g}")
         return
-    norms = [step.grad_norm for step in newest if step.grad_norm is not None]
+    norms = [step.grad_norm for step in s.newest(CLIP_STEPS) if step.grad_norm is not None]
     limit = s.facts.config.optimizer.clip_norm if s.facts.config is not None else None
-    said = [f"median clip scale of {len(scales)} steps {middle:.2g}: each update is {percent(middle)} of its gradient"]
+    said = [f"median clip scale of {CLIP_STEPS} steps {scale:.2g}: each update is {percent(scale)} of its gradient"]
     said += [f"median gradient norm {median(norms):.3g}"] if norms else []
     said += [f"optimizer.clip_norm is {limit:g}"] if limit is not None else []
     norm = f"{median(norms):.2g}" if norms and median(norms) > 0 else None
@@ -144,16 +135,14 @@ def unstable(s: Situation) -> Iterator[Verdict]:
     if not steps:
         yield Unknown("steps")
         return
-    spikes, divergence = SpikeDetector(), DivergenceDetector()
-    spikes.replay(steps)
-    divergence.replay(steps)
     half = (steps[-1].learning_rate or 0.0) / 2
     values: dict[str, Any] = {"half_rate": f"{half:.3g}" if half else None, "clip": _lower_clip(s)}
-    if (spike := spikes.spike) is not None and spike.steps >= s.alerts.loss_spike_steps:
+    if (spike := s.judge.spike) is not None:
         said = f"since step {spike.first:,} up to {spike.loss:.4g}, {spike.expected:.4g} expected"
+        norm = "the gradient norm jumped with it" if spike.norm_rose else "the gradient norm hasn't jumped with it"
         values |= {"back": s.checkpoint_before(spike.first), "warmup": _longer_warmup(s, spike.first)}
-        yield Found("the loss has jumped", (said,), values=values)
-    elif (rising := divergence.divergence) is not None:
+        yield Found("the loss has jumped", (said, norm), values=values)
+    elif (rising := s.judge.divergence) is not None:
         said = f"{rising.level:.4g}, {rising.best.level:.4g} at step {rising.best.step:,}"
         slope = f"it rises by {rising.trend:.2g} per step, for {rising.steps:,} steps"
         began = steps[-1].step - rising.steps
