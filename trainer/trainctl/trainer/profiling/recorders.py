@@ -1,12 +1,16 @@
-"""Recorders: what each backend's library can record of steps."""
+"""Recorders: what each backend's library can record of steps.
+
+One starts before the step that warms up, follows the end of each step, and stops after the last one or early; then
+nothing of it slows later steps. `range` names a part of the trace, which lasts as long as the context. `lacks` is what
+the trace lacks on this device, and why; "": nothing. All but `write`, which makes a JSON file, is for the main thread.
+"""
 
 import contextlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -25,40 +29,6 @@ CAPTURE = "capture.gputrace"
 
 class CannotProfileError(TrainctlError):
     """This rank can't record a profile; the text is why, and what to do."""
-
-
-class Recorder(Protocol):
-    """Records steps; all methods but `write` are for the main thread."""
-
-    lacks: str
-    """The part that the trace lacks on this device, and why; empty: nothing."""
-
-    def start(self) -> None:
-        """Begin before the step that warms up. Raises CannotProfileError."""
-
-    def range(self, name: str) -> AbstractContextManager[object]:
-        """Return a range of the trace, which lasts as long as the context."""
-
-    def step_ended(self) -> None:
-        """Follow the end of each step, the one that warms up among them."""
-
-    def stop(self) -> None:
-        """End after the last step, or early. Nothing of the recorder slows later steps."""
-
-    def write(self, path: Path) -> None:
-        """Write the trace as JSON, from any thread. Raises OSError."""
-
-
-def make_recorder(backend: Backend, steps: int, folder: Path) -> Recorder:
-    """Return what records with the backend's library; `folder` gets captures."""
-    if backend.name == "torch":
-        return TorchRecorder(backend.device, steps)
-    if backend.device.startswith("gpu"):
-        import mlx.core as mx
-
-        if mx.metal.is_available():
-            return MetalRecorder(mx.metal, folder)
-    return PhaseRecorder()
 
 
 class TorchRecorder:
@@ -109,8 +79,7 @@ class PhaseRecorder:
         self._is_recording = False
         self._epoch = time.time_ns() - time.perf_counter_ns()
 
-    def start(self) -> None:
-        """Nothing has to warm up."""
+    def start(self) -> None: ...
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:
@@ -174,3 +143,18 @@ class MetalRecorder(PhaseRecorder):
             yield
         except (RuntimeError, ValueError) as error:
             self.lacks += f"; the capture failed: {first_line(error)}"
+
+
+Recorder = TorchRecorder | PhaseRecorder
+
+
+def make_recorder(backend: Backend, steps: int, folder: Path) -> Recorder:
+    """Return what records with the backend's library; `folder` gets captures."""
+    if backend.name == "torch":
+        return TorchRecorder(backend.device, steps)
+    if backend.device.startswith("gpu"):
+        import mlx.core as mx
+
+        if mx.metal.is_available():
+            return MetalRecorder(mx.metal, folder)
+    return PhaseRecorder()
