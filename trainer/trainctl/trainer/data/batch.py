@@ -77,16 +77,10 @@ class Batch:
 
 def collate(samples: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:
     """Pad samples of k + 1 tokens and k flags (which targets count) on the right to the longest."""
-    longest = max(len(flags) for _, flags in samples)
-    inputs = np.zeros((len(samples), longest), np.int32)
-    targets = np.zeros_like(inputs)
-    counted = np.zeros(inputs.shape, np.float32)
-    for row, (tokens, flags) in enumerate(samples):
-        inputs[row, : len(flags)] = tokens[:-1]
-        targets[row, : len(flags)] = tokens[1:]
-        counted[row, : len(flags)] = flags
     lengths = np.array([len(flags) for _, flags in samples], np.int64)
-    return Batch(inputs, targets, counted, lengths, float(counted.sum(dtype=np.float64)))
+    tokens = np.concatenate([tokens for tokens, _ in samples])
+    counted = np.concatenate([np.insert(flags, 0, False) for _, flags in samples]).astype(np.uint8)
+    return gathered(tokens, counted, np.cumsum(lengths + 1) - lengths - 1, lengths)
 
 
 def collate_apart(prompts: Sequence[Tokens], completions: Sequence[tuple[Tokens, NDArray[np.bool_]]]) -> Batch:

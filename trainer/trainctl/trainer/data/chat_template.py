@@ -95,14 +95,13 @@ def _span(messages: Sequence[Message], turn: int, whole: str, render: Render) ->
     before, with_it = render(messages[:turn], True), render(messages[: turn + 1], False)
     if whole.startswith(with_it) and with_it.startswith(before):
         return Span(len(before), len(with_it))
-    if turn == len(messages) - 1:
-        return _last(messages, turn, whole, before, render)
-    if messages[turn].get("tool_calls"):
-        return _calling(messages, turn, whole, before, render)
-    return _by_content(messages, turn, whole, render)
-
-
-def _calling(messages: Sequence[Message], turn: int, whole: str, before: str, render: Render) -> Span:
+    if turn == len(messages) - 1:  # it begins where the text leaves the prompt
+        start = common_length(before, whole)
+        if start < len(render(messages[:turn], False)):
+            raise NotNestedError(turn)
+        return Span(start, len(whole))
+    if not messages[turn].get("tool_calls"):
+        return _by_content(messages, turn, whole, render)
     end, following = ending(messages, render), _content(messages, turn + 1, whole, render)
     between = whole[len(before) : following.start]
     if not whole.startswith(before) or not end or between.count(end) != 1:
@@ -117,14 +116,6 @@ def _by_content(messages: Sequence[Message], turn: int, whole: str, render: Rend
     content = _content(messages, turn, whole, render)
     end = ending(messages, render)
     return Span(content.start, content.stop + common_length(whole[content.stop :], end))
-
-
-def _last(messages: Sequence[Message], turn: int, whole: str, before: str, render: Render) -> Span:
-    """Return the text from where it leaves the prompt; the conversation before it must be whole in both."""
-    start = common_length(before, whole)
-    if start < len(render(messages[:turn], False)):
-        raise NotNestedError(turn)
-    return Span(start, len(whole))
 
 
 def _content(messages: Sequence[Message], turn: int, whole: str, render: Render) -> Span:
@@ -147,16 +138,10 @@ def dated(template: str) -> str:
     """Return a chat template with TEMPLATE_DATE in place of today."""
     if _NAME not in template:
         return template
-    macro = f"{{% macro {_NAME}(format) %}}{{{{ format{_replacements()} }}}}{{% endmacro %}}"
+    filters = ""  # which replace each code of a format, without the padding and with it
+    for code in _CODES:
+        value = TEMPLATE_DATE.strftime(f"%{code}")
+        short = (value.lstrip("0 ") or "0") if code in "deHIjklmMSy" else value
+        filters += f' | replace("%-{code}", "{short}") | replace("%{code}", "{value}")'
+    macro = f"{{% macro {_NAME}(format) %}}{{{{ format{filters} }}}}{{% endmacro %}}"
     return macro + '{{ "" }}' + template  # the empty text keeps a line feed with which the template may begin
-
-
-def _replacements() -> str:
-    """Return filters that replace each code of a format, with the padding and without."""
-    codes = [f"%{sign}{code}" for code in _CODES for sign in ("-", "")]
-    return "".join(f' | replace("{code}", "{_value(code)}")' for code in codes)
-
-
-def _value(code: str) -> str:
-    value = TEMPLATE_DATE.strftime(code.replace("-", ""))
-    return (value.lstrip("0 ") or "0") if "-" in code and code[-1] in "deHIjklmMSy" else value

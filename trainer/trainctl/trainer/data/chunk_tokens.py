@@ -59,7 +59,7 @@ Encode = Callable[[Iterable[Chunk]], Iterator[TextTokens | SampleTokens]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How chunks are tokenized."""
+    """The settings by which chunks are tokenized."""
 
     model: Path
     kind: DataKind
@@ -101,12 +101,12 @@ class Recipe:
 
     @property
     def has_end(self) -> bool:
-        """Whether texts and completions get an end token."""
+        """True if texts and completions get an end token."""
         return self._rows.has_end if self.kind == "rows" else self.kind == "samples" or bool(self.end())
 
     @property
     def prompt_end(self) -> int:
-        """How many special tokens end each prompt for an encoder."""
+        """Special tokens at the end of each prompt for an encoder."""
         return self._rows.prompt_end if self.encodes_prompts else 0
 
     @property

@@ -226,7 +226,7 @@ class Dataset:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether samples are pairs of answers."""
+        """True if samples are pairs of answers."""
         return self.sequences > 1 and not self.encodes_prompts
 
     @property

@@ -36,7 +36,6 @@ from trainctl.trainer.data.rows import (
     tool_names,
 )
 from trainctl.trainer.data.tokenizer_file import (
-    BYTES_BEGIN,
     ByteTokenizer,
     has_target_mode,
     read_tokenizer,
@@ -90,7 +89,7 @@ class RowTokenizer:
 
     @property
     def encodes_prompts(self) -> bool:
-        """Whether its model has an encoder for prompts."""
+        """True if its model has an encoder for prompts."""
         return self.decoder_start is not None
 
     @property
@@ -101,12 +100,12 @@ class RowTokenizer:
 
     @property
     def has_end(self) -> bool:
-        """Whether it has a token that ends texts and completions."""
+        """True if it has a token that ends texts and completions."""
         return self._tokenizer.eos_token_id is not None
 
     @property
     def prompt_end(self) -> int:
-        """How many special tokens it puts after a prompt for an encoder."""
+        """Special tokens that it puts after a prompt for an encoder."""
         if not self.encodes_prompts:
             return 0
         whole, plain = self._ids(["a"])[0], [*self._tokenizer(["a"], add_special_tokens=False)["input_ids"][0]]
@@ -139,8 +138,6 @@ class RowTokenizer:
         return tokens
 
     def _plain(self, text: str) -> list[int]:
-        if isinstance(self._tokenizer, ByteTokenizer):
-            return self._ids([text])[0]
         plain = [*self._tokenizer([text], add_special_tokens=False)["input_ids"][0]]
         begin = self._begin
         return plain if plain[: len(begin)] == begin else [*begin, *plain]
@@ -161,8 +158,6 @@ class RowTokenizer:
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return tokens as a person reads them, without special ones."""
-        if isinstance(self._tokenizer, ByteTokenizer):
-            return self._tokenizer.decode([token for token in tokens if token < BYTES_BEGIN])
         return str(self._tokenizer.decode([*tokens], skip_special_tokens=True))
 
     def pieces(self, tokens: Sequence[int], flags: Sequence[bool]) -> Iterator[tuple[str, bool]]:
@@ -243,8 +238,6 @@ class RowTokenizer:
     @functools.cached_property
     def _begin(self) -> list[int]:
         """The special tokens that begin each text."""
-        if isinstance(self._tokenizer, ByteTokenizer):
-            return []
         whole, plain = (self._tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
         return added_before([*whole], [*plain])
 

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from trainctl.protocol.config.input_checks import PAIR_ALONE, PAIR_KINDS, ROW_KINDS, is_pair
 from trainctl.protocol.errors import InvalidInputError, installing
@@ -91,25 +91,22 @@ def row_chunks(path: Path, *, grows: bool = False) -> Iterator[Chunk]:
 
 
 def _line_chunks(path: Path, *, grows: bool) -> Iterator[Chunk]:
-    first = 1
+    first, lines, size = 1, list[bytes](), 0
     with path.open("rb") as file:
-        while lines := _read_lines(file, path, first):
-            if grows and not lines[-1].endswith(b"\n"):
-                del lines[-1]
-            yield Chunk(path, lines, first, sum(map(len, lines)))
-            first += len(lines)
-
-
-def _read_lines(file: IO[bytes], path: Path, first: int) -> list[bytes]:
-    lines: list[bytes] = []
-    size = 0
-    while size < LINES_BYTES and (line := file.readline(MAX_LINE_BYTES + 1)):
-        if len(line) > MAX_LINE_BYTES:
-            problem = f"longer than {MAX_LINE_BYTES // 2**20} MB, the most for one row; one JSON object a line is read"
-            raise InvalidInputError(f"{path}: line {first + len(lines)}", problem)
-        lines.append(line)
-        size += len(line)
-    return lines
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            if len(line) > MAX_LINE_BYTES:
+                limit = f"longer than {MAX_LINE_BYTES // 2**20} MB, the most for one row"
+                problem = f"{limit}; one JSON object a line is read"
+                raise InvalidInputError(f"{path}: line {first + len(lines)}", problem)
+            if grows and not line.endswith(b"\n"):
+                break
+            lines.append(line)
+            size += len(line)
+            if size >= LINES_BYTES:
+                yield Chunk(path, lines, first, size)
+                first, lines, size = first + len(lines), [], 0
+    if lines:
+        yield Chunk(path, lines, first, size)
 
 
 def _parquet_chunks(path: Path) -> Iterator[Chunk]:
@@ -345,18 +342,16 @@ def pair_of(fields: Any, place: str) -> tuple[Row, Row]:
             raise InvalidInputError(place, "chosen and rejected have no first message in common, so there is no prompt")
         prompt, answers = answers[0][:same], [answer[same:] for answer in answers]
     whole = {name: value for name, value in fields.items() if name not in (*HALVES, "messages")} | {"prompt": prompt}
-    chosen, rejected = (_half(whole, answer, place, half) for half, answer in zip(HALVES, answers, strict=True))
-    return chosen, rejected
-
-
-def _half(fields: dict[str, Any], answer: Any, place: str, half: str) -> Row:
-    if not answer:
-        raise InvalidInputError(f"{place}: {half}", "is empty, so the pair has nothing to compare")
-    try:
-        return row_of({**fields, "completion": answer}, place)
-    except InvalidInputError as error:
-        where = error.where.replace(": completion", f": {half}")
-        raise InvalidInputError(where, error.problem.replace("completion", half)) from None
+    rows = []
+    for half, answer in zip(HALVES, answers, strict=True):
+        if not answer:
+            raise InvalidInputError(f"{place}: {half}", "is empty, so the pair has nothing to compare")
+        try:
+            rows.append(row_of({**whole, "completion": answer}, place))
+        except InvalidInputError as error:
+            where = error.where.replace(": completion", f": {half}")
+            raise InvalidInputError(where, error.problem.replace("completion", half)) from None
+    return rows[0], rows[1]
 
 
 def main() -> int:

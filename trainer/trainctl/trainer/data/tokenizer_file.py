@@ -126,13 +126,13 @@ class ByteTokenizer:
     eos_token_id = BYTES_END
     chat_template = None
 
-    def __call__(self, texts: Sequence[str]) -> dict[str, list[list[int]]]:
-        return {"input_ids": [[*text.encode()] for text in texts]}
+    def __call__(self, texts: str | Sequence[str], *, add_special_tokens: bool = True) -> dict[str, list[Any]]:
+        return {"input_ids": [*texts.encode()] if isinstance(texts, str) else [[*text.encode()] for text in texts]}
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of bytes, or the name of a token that isn't one."""
         if len(tokens) == 1 and tokens[0] in _BYTE_NAMES:
-            return _BYTE_NAMES[tokens[0]]
+            return "" if skip_special_tokens else _BYTE_NAMES[tokens[0]]
         return bytes(token for token in tokens if token < BYTES_BEGIN).decode("utf-8", "replace")
 
     def get_vocab(self) -> dict[str, int]:
