@@ -152,7 +152,7 @@ def test_leaving_ends_the_wait_for_other_ranks(line, peer):
     line.tell(offer(FIRST))
     line.tell(form(line.hear(m.Offered), peer))
     group = joining(line).group
-    line.control.leave("ended by a signal")
+    line.control.leave(m.Leave(run="r", reason="ended by a signal"))
     with pytest.raises(AbandonedError):
         group.complete()
     group.close()

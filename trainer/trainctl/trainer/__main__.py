@@ -22,6 +22,7 @@ from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import FAILURES, first_line
 from trainctl.trainer.common.libraries import keep_what_is_loaded
 from trainctl.trainer.common.logs import log
+from trainctl.trainer.control.orders import Signalled
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.loading import WHERE, Loader, checked_run_file, engine_of_run
 from trainctl.trainer.runtime import Trainer
@@ -109,7 +110,7 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
         rank = Rank(who, Settings.of(config, who.node), backend, dataset, progress, status, control.send)
         trainer = Trainer(rank, config, paths, control, model_files, standby)
         trainer.resume(arguments.resume_from, loader.look)
-        termination.leave_by(control.leave_by_signal, lambda: trainer.written_bytes)
+        termination.leave_by(lambda: control.leave(Signalled("ended by a signal")), lambda: trainer.written_bytes)
         trainer.announce()
         keep_what_is_loaded()
         trainer.serve()

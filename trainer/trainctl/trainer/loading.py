@@ -106,7 +106,7 @@ class Loader:
         digests = file_digests.model_digests(folder)
         if is_new and self._wants_preflight():
             checked = preflight.preflight(self._who, config, backend, dataset, digests, self.look)
-            self._control.take_preflight(checked)
+            self._control.preflight = checked
         if wants_reference(config):
             self._prepare_reference(backend, dataset, digests)
         return backend, digests

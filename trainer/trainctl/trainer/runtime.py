@@ -71,12 +71,11 @@ class Trainer:
         record = RecordSync(paths, self._metrics, rank.progress, lambda: control.is_away)
         control.on_recorded = record.plan
         self.checkpointer = Checkpointer(who.run, who.rank, self._saver, control.send, copied, record.wait)
-        control.checkpoint_state = self.checkpointer.state
         self._family = model_family(Path(config.model.path))
         self._sampler = Sampler(config, backend, rank.progress, rank.status)
         self._pair_texts = PairTexts(config, rank.dataset)
         self.profiler = Profiler(rank, paths.profiles)
-        control.profile_state = self.profiler.state
+        control.repeated += [self.checkpointer.state, self.profiler.state]
         self._joined: Generation | None = None  # the generation of the rank's group
         self._is_saved = False  # what a signal had to write
         interface = config.nodes.get(who.node, NodeTable()).interface

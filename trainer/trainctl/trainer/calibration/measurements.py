@@ -52,11 +52,10 @@ CORE_SIZE: Final = 512
 COPY_BYTES: Final = 256 << 20
 """Bytes of the block whose copying measures memory: larger than the caches of processors."""
 CUDA_COPY_BYTES: Final = 1 << 30
-"""The same on a CUDA device, whose start of a copy takes some 20 microseconds."""
+"""Bytes of that block on a CUDA device, whose start of a copy takes some 20 microseconds."""
 MIN_COPY_BYTES: Final = 16 << 20
 """Bytes of the smallest block that is tried where memory is short."""
 Work = Callable[[], object]
-"""What is timed."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +279,6 @@ def _product(dtype: str, size: int, backend: Backend) -> Work:
 
 
 def _copy(size_bytes: int, backend: Backend) -> Work:
-    """Return the copying of a block."""
     if backend.name == "mlx":
         import mlx.core as mx
 

@@ -54,7 +54,7 @@ from trainctl.trainer.model import rope_config
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
 OPTIMIZER, RANDOM = "optimizer.safetensors", "random.safetensors"
 Compression = Literal["none", "zstd"]
-"""How the optimizer's state is stored, two thirds of a checkpoint; the weights stay as any tool can load them."""
+"""Storage of the optimizer's state, two thirds of a checkpoint; the weights stay as any tool can load them."""
 CARRIED_FILES = (
     "generation_config.json",
     "tokenizer.json",

@@ -42,7 +42,7 @@ FIRST_EVENTS = 50
 
 
 class WriteMeter:
-    """How far a write has come, in bytes; read from any thread."""
+    """The progress of a write in bytes; read from any thread."""
 
     def __init__(self, step: int, total_bytes: int) -> None:
         self.step, self.total_bytes, self.done_bytes = step, total_bytes, 0

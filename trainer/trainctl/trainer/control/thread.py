@@ -48,13 +48,11 @@ class Control:
         self.orders: SimpleQueue[Order] = SimpleQueue()
         self.orphan_seconds = float("inf")  # until the run file has been read
         self.ready: m.Ready | None = None
-        self.preflight: m.Preflight | None = None
+        self.preflight: m.Preflight | None = None  # which heartbeats tell until the first group is formed
         self.detail = ""  # how far the phase has come
         self._sealed: m.Sealed | None = None  # of a growing file
-        self.checkpoint_state: Callable[[], m.FromTrainer | None] = lambda: None
-        """Returns what heartbeats repeat of the newest checkpoint."""
-        self.profile_state: Callable[[], m.FromTrainer | None] = lambda: None
-        """Returns the same of the newest profile."""
+        self.repeated: list[Callable[[], m.FromTrainer | None]] = [lambda: self._sealed]
+        """What heartbeats repeat: of a growing file, of the newest checkpoint and of the newest profile."""
         self.on_recorded: Callable[[m.StepPlan], None] = lambda _: None
         """Receives a checkpoint's plan that comes again, since the lead's disk has its record up to that step."""
         self._outbox = Outbox()
@@ -103,10 +101,6 @@ class Control:
         except Empty:
             return None
 
-    def take_preflight(self, preflight: m.Preflight) -> None:
-        """Tell the agent, with every heartbeat until the first group is formed; from any thread."""
-        self.preflight = preflight
-
     def seal(self, sealed: m.Sealed) -> None:
         """Tell the agent how far a growing file is sealed, now and with every heartbeat; from any thread."""
         self._sealed = sealed
@@ -118,7 +112,7 @@ class Control:
 
     @property
     def is_away(self) -> bool:
-        """Whether the agent can't be reached now."""
+        """True while the agent can't be reached."""
         return self._away_since is not None
 
     def leave_if_asked(self) -> None:
@@ -131,15 +125,8 @@ class Control:
             log.info("leaving: %s", reason)
             raise SystemExit(0)
 
-    def leave(self, reason: str) -> None:
-        """Make the main thread leave as if the agent had asked for it; from any thread."""
-        self._leave(m.Leave(run=self._who.run, reason=reason))
-
-    def leave_by_signal(self) -> None:
-        """Make the main thread leave, after a checkpoint if it trains alone; from any thread."""
-        self._leave(Signalled("ended by a signal"))
-
-    def _leave(self, order: m.Leave | Signalled) -> None:
+    def leave(self, order: m.Leave | Signalled) -> None:
+        """Make the main thread leave; from any thread. By a signal, after a checkpoint if it trains alone."""
         self._progress.leaving = order.reason
         self.groups.abort()
         self.orders.put(order)
@@ -164,9 +151,9 @@ class Control:
             now = time.monotonic()
             if now >= self._next_alive and self._away_since is None:
                 self._say(self._alive())
-                for repeated in (self._sealed, self.checkpoint_state(), self.profile_state()):
-                    if repeated is not None:
-                        self._say(repeated)
+                for state in self.repeated:
+                    if (message := state()) is not None:
+                        self._say(message)
                 self._next_alive = now + _ALIVE_SECONDS
             self._flush()
             events = dict(poller.poll(self._wait_milliseconds(now)))
@@ -218,7 +205,7 @@ class Control:
                     self._pending_fence = None  # answered late, it would leave the generation that is formed here
                 self.groups.form(order)
             case m.Leave():
-                self.leave(order.reason or "asked to leave")
+                self.leave(msgspec.structs.replace(order, reason=order.reason or "asked to leave"))
             case m.StepPlan(recorded=True):
                 self.on_recorded(order)
             case m.StepPlan():
