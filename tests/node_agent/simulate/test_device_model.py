@@ -1,5 +1,7 @@
 """The pure parts of a simulated rank: its device, its link, its loss and what it has done by a moment."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,7 +69,7 @@ def test_a_sum_takes_no_less_over_more_ranks_or_more_bytes(rate, latency, ranks,
 
 def test_the_slowest_link_holds_up_the_sum():
     made = links(1e9, 1e-4, 3, 10**9)
-    slow = made._replace(of={**made.of, 2: LinkRate("b", 1e8, 1e8, 1e-4)})
+    slow = dataclasses.replace(made, of={**made.of, 2: LinkRate("b", 1e8, 1e8, 1e-4)})
     assert slow.sum_seconds([0, 1, 2]) == pytest.approx(4 / 3 * 10, rel=0.01)
     assert slow.transfer_seconds([0, 1, 2]) == pytest.approx(30)
 

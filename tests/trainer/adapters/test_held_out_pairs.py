@@ -7,7 +7,7 @@ from tests.trainer.support.curves import G
 from tests.trainer.support.library_trainers import arguments, library_model
 from tests.trainer.support.preferences import NAMES, PAIRS
 
-from trainctl.node_agent.planning.held_out import result
+from trainctl.node_agent.planning.results import evaluation
 from trainctl.protocol import messages as m
 from trainctl.trainer.loop import train
 from trainctl.trainer.step import side_plans
@@ -22,7 +22,7 @@ def evaluated(rig, micro, cuts=()):
     for first, stop in zip((0, *cuts), (*cuts, count), strict=True):
         work = (m.RankWork(0, (m.Range(first, stop - first),), micro),)
         found.append(side_plans.evaluate(rig.rank, rig.plan(0, micro, kind="evaluate", cursor=0, work=work), 0.0))
-    return result(rig.config, found)
+    return evaluation(rig.config, found)
 
 
 def trained(tune, backend, objective, **changes):

@@ -18,7 +18,7 @@ from tests.trainer.support.families import EACH, SMALL, save
 from tests.trainer.support.passes import blocks
 from tests.trainer.support.seq2seq_model import make_seq2seq_model
 
-from trainctl.node_agent.planning import probes
+from trainctl.node_agent.planning import results
 from trainctl.protocol import messages as m
 from trainctl.protocol.wire import codec
 from trainctl.trainer.backends.backend import Backend
@@ -62,7 +62,7 @@ def probed(backend, tokens=BATCH):
 
 def judged(one, other, dtype="float32"):
     """Return that the pair is refused, by how much it differs, and the tolerance."""
-    (difference,) = probes.compare({0: one, 1: other}, (), probes.Precision(dtype, tf32=False))
+    (difference,) = results.compare({0: one, 1: other}, (), results.Precision(dtype, tf32=False))
     return difference.is_refused, difference.largest, difference.limit
 
 
@@ -91,7 +91,7 @@ def test_two_libraries_differ_by_rounding(load_model, tmp_path, name, dtype, fac
     one, other = (probed(load_model(model, backend, dtype)) for backend in ("torch", "mlx"))
     refused, largest, limit = judged(one, other, dtype)
     assert not refused and largest < limit / 2, (largest, limit)
-    assert probes.first_layer(one, other) == (len(one.layer_noise) // 4, len(one.layer_noise) // 4)
+    assert results.first_layer(one, other) == (len(one.layer_noise) // 4, len(one.layer_noise) // 4)
     assert one.noise and other.noise
 
 
@@ -222,7 +222,7 @@ def check_refused(usual, faulty, fault, dtype):
     faulty = msgspec.structs.replace(faulty, weight_norms=usual.weight_norms)  # not by its weights
     refused, largest, limit = judged(usual, faulty, dtype)
     assert refused and largest > 2 * limit, (largest, limit)
-    first = probes.first_layer(usual, faulty)
+    first = results.first_layer(usual, faulty)
     assert first is not None and first[0] == FAULTS[fault]
 
 

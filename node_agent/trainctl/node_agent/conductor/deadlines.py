@@ -111,10 +111,15 @@ HUNG_PART = 0.5
 JOINS = 2.0
 """A stall that lasts as long as this many rendezvous is a hang."""
 PARTS = {
-    "train": "step {step}", "evaluate": "the evaluation at step {step}", "checkpoint": "the checkpoint at step {step}",
-    "measure": "the measurement of initial shares", "probe": "the probe", "sample": "the samples at step {step}",
-    "defragment": "the clearing of caches at step {step}", "profile": "the start of the profile at step {step}",
-}  # fmt: skip
+    "train": "step {step}",
+    "evaluate": "the evaluation at step {step}",
+    "checkpoint": "the checkpoint at step {step}",
+    "measure": "the measurement of initial shares",
+    "probe": "the probe",
+    "sample": "the samples at step {step}",
+    "defragment": "the clearing of caches at step {step}",
+    "profile": "the start of the profile at step {step}",
+}
 
 
 def _seconds(work: RankWork, model: StepModel) -> float:

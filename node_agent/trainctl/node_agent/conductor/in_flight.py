@@ -81,7 +81,8 @@ class InFlight:
         if report.kind == "train" and not in_flight.reports:
             self._step_seconds.append(report.step_seconds)
         in_flight.reports[report.rank] = report
-        if in_flight.is_done:
+        if len(in_flight.reports) == len(in_flight.ranks):
+            in_flight.is_done = True
             del self._plans[report.seq]
             for following in self._plans.values():
                 following.since = self._state.now

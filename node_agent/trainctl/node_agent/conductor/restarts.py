@@ -143,9 +143,10 @@ class Restarts:
         settings = share_edits.give_up(edit.settings, rank) if out == "failed" else edit.settings
         members, probed = state.durable.members, state.durable.probed
         state.persist(
-            settings=settings, members=tuple(other for other in members if other != rank),
+            settings=settings,
+            members=tuple(other for other in members if other != rank),
             probed=None if probed is None else tuple(other for other in probed if other != rank),
-        )  # fmt: skip
+        )
         self._state.ranks[rank].forget()
         self._state.ranks[rank].why = why
         change = msgspec.structs.replace(edit.change, cause=why, lost=label, refused=out == "failed")
@@ -209,9 +210,10 @@ class Restarts:
         wishes; what that makes of it, empty if there are none."""
         state, settings = self._state, self._state.settings
         given_up = [
-            rank for rank, setting in settings.ranks.items()
+            rank
+            for rank, setting in settings.ranks.items()
             if setting.node == node and setting.out in ("failed", "drained") and self._state.ranks[rank].ended
-        ]  # fmt: skip
+        ]
         for rank in given_up:
             self._starts.pop(rank, None)
             self._due[rank] = self._state.now

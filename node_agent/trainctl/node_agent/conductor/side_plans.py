@@ -10,12 +10,22 @@ from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.events import Drifted, Evaluated, Sampled
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
-from trainctl.node_agent.planning import held_out, probes
+from trainctl.node_agent.planning import results
 from trainctl.node_agent.planning.durable import Profiling
-from trainctl.node_agent.planning.probes import Difference, Precision
+from trainctl.node_agent.planning.results import Precision
 from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol.config.policies import AUTHOR
-from trainctl.protocol.messages import FREED, Probed, ProfileWritten, Report, Sample, SampleReport, StepPlan
+from trainctl.protocol.messages import (
+    FREED,
+    EvaluationReport,
+    Probed,
+    ProfileWritten,
+    Report,
+    Sample,
+    SampleReport,
+    StepPlan,
+    followed_pairs,
+)
 from trainctl.protocol.messages import events as run_events
 
 Reports = Mapping[int, Report]
@@ -40,10 +50,12 @@ class SidePlans:
         self._ending_scheduled = False
         config = state.config
         every_steps = {
-            "sync": config.group.sync_weights_every, "evaluate": config.evaluate.every_steps,
+            "sync": config.group.sync_weights_every,
+            "evaluate": config.evaluate.every_steps,
             "sample": config.samples.every_steps if config.samples.prompts else 0,
-            "defragment": config.run.defragment_every, "checkpoint": config.checkpoint.every_steps,
-        }  # fmt: skip
+            "defragment": config.run.defragment_every,
+            "checkpoint": config.checkpoint.every_steps,
+        }
         self._every_steps = {kind: steps for kind, steps in every_steps.items() if steps}
 
     def note_done(self, plan: StepPlan) -> None:
@@ -170,16 +182,17 @@ def evaluation(state: ConductorState, proposals: Proposals, plan: StepPlan, repo
     """The loss over all held-out samples, and what else was measured: the ranks' sums over their weights.
 
     It is one event: that of the command that asked for it, if one did."""
-    loss, weight, values = held_out.result(state.config, [*reports.values()])
+    result = results.evaluation(state.config, [*reports.values()])
     seconds = max(report.step_seconds for report in reports.values())
-    pairs = held_out.pairs([*reports.values()])
-    state.decide(Evaluated(plan.step, loss, weight, seconds, values, pairs))
-    made = run_events.Evaluated(loss, seconds)
+    said = [pair for report in reports.values() if isinstance(report, EvaluationReport) for pair in report.pairs]
+    # Of all ranks' pairs the first ones and the worst ones.
+    state.decide(Evaluated(plan.step, result.loss, result.weight, seconds, result.values, followed_pairs(said)))
+    made = run_events.Evaluated(result.loss, seconds)
     if not plan.commands:
         state.happen(made, step=plan.step)
     # Kept together with what policies make of it, and not before the result: killed between, it is done again.
-    state.keep(eval_loss=loss, eval_step=plan.step, eval_values=values)
-    proposals.ask(HeldOutLoss(plan.step, loss))
+    state.keep(eval_loss=result.loss, eval_step=plan.step, eval_values=result.values)
+    proposals.ask(HeldOutLoss(plan.step, result.loss))
     state.persist()
     for id in plan.commands:
         state.end(id, "applied", plan.step, made=made)
@@ -265,9 +278,17 @@ def profiled(state: ConductorState, said: ProfileWritten) -> None:
         _profile_failed(state, said.rank, asked, said.problem)
         return
     done = run_events.Profiled(
-        state.node(said.rank), said.rank, said.first_step, said.last_step, said.file, said.size_bytes, said.digest,
-        said.phases, said.loop_seconds, said.lacks,
-    )  # fmt: skip
+        state.node(said.rank),
+        said.rank,
+        said.first_step,
+        said.last_step,
+        said.file,
+        said.size_bytes,
+        said.digest,
+        said.phases,
+        said.loop_seconds,
+        said.lacks,
+    )
     state.happen(done, step=said.last_step, command=asked.command)
 
 
@@ -310,9 +331,9 @@ def probe(state: ConductorState, plan: StepPlan, reports: Reports) -> dict[int, 
         )
     refused: dict[int, str] = {}
     seconds = max(report.step_seconds - report.phases.wait for report in reports.values())
-    for each in probes.compare(found, passed, _precision(state)):
+    for each in results.compare(found, passed, _precision(state)):
         if each.is_refused:
-            refused[each.rank] = _refusal(state, each, found)
+            refused[each.rank] = results.refusal(each, found, state.settings.label)
             continue
         names = state.settings.label(each.rank), state.settings.label(each.other)
         state.happen(run_events.ProbePassed(*names, each.largest, each.limit, each.tokens, seconds), "good", plan.step)
@@ -324,26 +345,10 @@ def probe(state: ConductorState, plan: StepPlan, reports: Reports) -> dict[int, 
 
 def check_preflights(state: ConductorState, found: Mapping[int, Probed]) -> None:
     """Compare the ranks of a new group before they have formed one. Raises CannotGoOnError."""
-    (worst,) = probes.compare(found, (), _precision(state))
+    (worst,) = results.compare(found, (), _precision(state))
     if worst.is_refused:
-        raise CannotGoOnError(_refusal(state, worst, found))
+        raise CannotGoOnError(results.refusal(worst, found, state.settings.label))
 
 
 def _precision(state: ConductorState) -> Precision:
     return Precision(state.config.model.computed, state.config.model.tf32)
-
-
-def _refusal(state: ConductorState, each: Difference, found: Mapping[int, Probed]) -> str:
-    names = rank, other = state.settings.label(each.rank), state.settings.label(each.other)
-    pair = found[each.rank], found[each.other]
-    text = f"probe: {rank} differs from {other} by {each.largest:.2g} in a token's log-probability"
-    return f"{text} (tolerance {each.limit:.2g}{_where(pair)}); likely cause: {probes.likely_cause(*pair, names)}"
-
-
-def _where(pair: tuple[Probed, Probed]) -> str:
-    """The first layer that differs, as the continuation of a sentence."""
-    first = probes.first_layer(*pair)
-    if first is None:
-        return ""
-    layer, layers = first
-    return f"; from layer {layer} of {layers} on" if layer < layers else "; after the last layer"

@@ -85,14 +85,10 @@ class PlanInFlight:
     reports: dict[int, Report] = dataclasses.field(default_factory=dict)
     summing_since: float | None = None  # all its ranks are in the same sum since then
     is_slow: bool = False  # an event has said that it takes longer than expected
+    is_done: bool = False  # all its ranks have reported
 
     def __post_init__(self) -> None:
         self.ranks = {work.rank for work in self.plan.work}
-
-    @property
-    def is_done(self) -> bool:
-        """Return whether all its ranks have reported."""
-        return len(self.reports) == len(self.ranks)
 
     def at_own_part(self, *, alone: bool) -> set[int]:
         """The ranks that wait for no one and are not done; of a step, one of several has done its part at the sum."""

@@ -121,11 +121,13 @@ def _words(setup: RankSetup) -> dict[str, str]:
     words = {"backend": setup.backend, "device": f"device {setup.device}"}
     if compute is not None:
         words |= {
-            "dtype": f"passes in {compute.dtype}", "weights": f"weights in {compute.weights or 'an unknown form'}",
-            "tf32": "TF32" if compute.tf32 else "no TF32", "compile": f"compile {compute.compile}",
+            "dtype": f"passes in {compute.dtype}",
+            "weights": f"weights in {compute.weights or 'an unknown form'}",
+            "tf32": "TF32" if compute.tf32 else "no TF32",
+            "compile": f"compile {compute.compile}",
             "attention": f"attention {compute.attention or 'unknown'}",
             "deterministic": "deterministic kernels" if compute.deterministic else "any kernels",
-        }  # fmt: skip
+        }
         words |= {"update": f"updates by {compute.update}"} if compute.update else {}
         words |= {f"version of {name}": f"{name} {version}" for name, version in compute.versions}
     return words

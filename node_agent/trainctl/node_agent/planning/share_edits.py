@@ -264,12 +264,13 @@ def as_memory_allows(then: Settings, latest: Settings) -> Settings:
     """Settings of an earlier step with no larger micro-batches than running out of memory has left by now."""
     ranks = {
         rank: msgspec.structs.replace(
-            setting, micro_batch=min(setting.micro_batch, latest.ranks[rank].halved_to),
+            setting,
+            micro_batch=min(setting.micro_batch, latest.ranks[rank].halved_to),
             halved_to=latest.ranks[rank].halved_to,
         )
         for rank, setting in then.ranks.items()
         if rank in latest.ranks and latest.ranks[rank].halved_to
-    }  # fmt: skip
+    }
     return msgspec.structs.replace(then, ranks={**then.ranks, **ranks})
 
 

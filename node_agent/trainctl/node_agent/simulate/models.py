@@ -1,4 +1,4 @@
-"""Models of a simulated run: each rank's device, the links between ranks, and the loss. Pure.
+"""Models of a simulated run: its time, each rank's device, the links between ranks, and the loss.
 
 All chance is of the seed, the node and the step, so that the same seed gives the same run.
 
@@ -11,11 +11,15 @@ and n0 = 20 global batches. Losses of language models fall as a power of the dat
 al., 2020). A step's loss differs from the curve by 1.5 % (standard deviation).
 """
 
+import asyncio
+import dataclasses
+import heapq
 import math
 import random
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, Protocol
 
 from trainctl.protocol.batch.against_profile import bandwidth, sum_seconds
 from trainctl.protocol.batch.memory_estimate import MemoryModel
@@ -23,13 +27,61 @@ from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.calibration.profile import LinkRate, ProfileSummary
 from trainctl.protocol.config.cluster_file import SimulatedNode, SpeedChange
 
+
+class Clock(Protocol):
+    """The time that simulated ranks and groups see."""
+
+    @property
+    def now(self) -> float: ...
+    def after(self, seconds: float, what: Callable[[], None]) -> None: ...
+
+
+class RealTime:
+    """Time that passes by itself: the running event loop does things when they are due."""
+
+    def __init__(self) -> None:
+        self.began_at, self._began_monotonic = time.time(), time.monotonic()
+
+    @property
+    def now(self) -> float:
+        """Seconds since the simulation began."""
+        return time.monotonic() - self._began_monotonic
+
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
+        """Do something so many seconds from now."""
+        asyncio.get_running_loop().call_later(seconds, what)
+
+
+class EventQueue:
+    """Things to be done at their times; those of the same time in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self.now = 0.0  # seconds since the simulation began
+        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        self._added = 0
+
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
+        """Do something so many seconds from now."""
+        self._added += 1
+        heapq.heappush(self._waiting, (self.now + seconds, self._added, what))
+
+    def step(self) -> bool:
+        """Do the next thing; False if there is none."""
+        if not self._waiting:
+            return False
+        self.now, _, what = heapq.heappop(self._waiting)
+        what()
+        return True
+
+
 FORWARD_PART: Final = 1 / 3
 """Part of a pass: a backward pass takes twice as long as a forward pass."""
 PEAK_NOISE: Final = 0.005
 """Standard deviation of a step's peak memory, relative."""
 
 
-class DeviceSpec(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class DeviceSpec:
     """What a node's settings, its profile and the model say of it."""
 
     name: str  # with the word simulated
@@ -46,7 +98,8 @@ class DeviceSpec(NamedTuple):
         return self.memory.peak(micro) > self.cap_bytes
 
 
-class SimulatedPart(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class SimulatedPart:
     """A rank's part of a step."""
 
     forward: float  # seconds
@@ -140,7 +193,8 @@ WORD_SECONDS: Final = 0.001
 """From a rank to the lead and back."""
 
 
-class SimulatedLinks(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class SimulatedLinks:
     """Of all ranks; each has one, into a network that isn't the bottleneck."""
 
     of: Mapping[int, LinkRate]
@@ -169,7 +223,8 @@ HELD_OUT_GAP: Final = 0.02
 """Nats by which the held-out loss is above the curve."""
 
 
-class LossModel(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class LossModel:
     """Of one run."""
 
     seed: int

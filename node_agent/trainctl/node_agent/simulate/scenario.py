@@ -1,9 +1,9 @@
 """What is simulated: a cluster file and a run file put together, with the model's size where it can be read."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -31,7 +31,8 @@ PASS_OVERHEAD_SECONDS = 0.002
 """What a pass takes on a known device whatever its size."""
 
 
-class Scenario(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Scenario:
     """Ready to be played. Ranks are numbered in the order of the run file's nodes."""
 
     config: RunFile

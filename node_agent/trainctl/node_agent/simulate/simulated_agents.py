@@ -21,7 +21,7 @@ from trainctl.node_agent.conductor import events as conductor_events
 from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.simulate import scenario
-from trainctl.node_agent.simulate.event_queue import RealTime
+from trainctl.node_agent.simulate.models import RealTime
 from trainctl.node_agent.simulate.simulated_rank import make_ranks
 from trainctl.node_agent.simulate.simulated_reports import device_reading
 from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE, HostedTrainer, TrainerSupervisor
@@ -111,9 +111,13 @@ class SimulatedTrainers(TrainerSupervisor):
         self._runs: dict[str, RunTrainers] = {}
 
     def start(
-        self, run_paths: RunPaths, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None,
+        self,
+        run_paths: RunPaths,
+        rank: int,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
         nice: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         run = run_paths.directory.name
         if self.find(run_paths, rank) is not None:
             raise RefusedError(f"rank {rank} of {run} is already running")
@@ -171,9 +175,14 @@ class SimulatedMachine(HostReader):
 
     def read(self, at: float, own_pids: Container[int] = (), trainer: int | None = None) -> m.HostReading:
         return m.HostReading(
-            node=self._node, read_at=at, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None,
-            disk_free_bytes=None, gpus=self._read_devices(),
-        )  # fmt: skip
+            node=self._node,
+            read_at=at,
+            cpu_percent=None,
+            memory_used_bytes=None,
+            memory_total_bytes=None,
+            disk_free_bytes=None,
+            gpus=self._read_devices(),
+        )
 
 
 MAX_NODES = 16
@@ -184,9 +193,15 @@ class SimulatedAgents:
     """`async with` binds the agents; `serve` runs until a signal, or until standard input ends."""
 
     def __init__(
-        self, cluster: Path, state: Path | None, *, seed: int = 0, parameters: int | None = None,
-        metrics: ListenAddress | None = None, watches_parent: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        cluster: Path,
+        state: Path | None,
+        *,
+        seed: int = 0,
+        parameters: int | None = None,
+        metrics: ListenAddress | None = None,
+        watches_parent: bool = False,
+    ) -> None:
         """`state`: folder of the nodes and their runs. `metrics`: where the first node serves Prometheus.
         `watches_parent`: end with standard input. Raises InvalidInputError."""
         found = cluster_file.read(cluster, simulated=True)
@@ -205,14 +220,17 @@ class SimulatedAgents:
         self._trainers = SimulatedTrainers(cluster, seed=seed, parameters=parameters)
         self.agents = [
             Agent(
-                name, state_root=state, cluster=msgspec.structs.replace(found, nodes=nodes),
+                name,
+                state_root=state,
+                cluster=msgspec.structs.replace(found, nodes=nodes),
                 options=Options(
-                    metrics=metrics if name == next(iter(nodes)) else None, trainers=self._trainers,
+                    metrics=metrics if name == next(iter(nodes)) else None,
+                    trainers=self._trainers,
                     reader=SimulatedMachine(name, node_directory(name, state), self._trainers),
                 ),
             )
             for name in nodes
-        ]  # fmt: skip
+        ]
 
     async def __aenter__(self) -> "SimulatedAgents":
         bind.allow_open_files()

@@ -11,8 +11,7 @@ from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.records.keys import DURABLE_KEY, settings_key
 from trainctl.node_agent.runs.figures import Links, RunCosts, RunEta, compared, group_links
 from trainctl.node_agent.simulate.bulk_record import BulkRecord
-from trainctl.node_agent.simulate.event_queue import EventQueue
-from trainctl.node_agent.simulate.models import WORD_SECONDS
+from trainctl.node_agent.simulate.models import WORD_SECONDS, EventQueue
 from trainctl.node_agent.simulate.simulated_rank import SimulatedRank
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
@@ -35,7 +34,7 @@ class SimulatedLead:
 
     def __init__(
         self, conductor: Conductor, paths: RunPaths, recorder: BulkRecord, lead: str, queue: EventQueue, prices: Prices
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.conductor, self.recorder, self.ranks = conductor, recorder, dict[int, SimulatedRank]()
         self.ended: d.Ended | None = None
         self.actions: dict[str, int] = {}  # commands of policies that were applied, by policy

@@ -13,8 +13,14 @@ from typing import Any
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.planning import ranges
 from trainctl.node_agent.simulate import simulated_reports as made
-from trainctl.node_agent.simulate.event_queue import Clock
-from trainctl.node_agent.simulate.models import JOIN_SECONDS, NOTICE_SECONDS, WORD_SECONDS, DeviceModel, SimulatedLinks
+from trainctl.node_agent.simulate.models import (
+    JOIN_SECONDS,
+    NOTICE_SECONDS,
+    WORD_SECONDS,
+    Clock,
+    DeviceModel,
+    SimulatedLinks,
+)
 from trainctl.node_agent.simulate.scenario import Scenario, held_out_of
 from trainctl.node_agent.simulate.simulated_reports import InStep, RankFacts
 from trainctl.protocol import messages as m
@@ -81,9 +87,14 @@ class SimulatedRank:
     """One rank. `say` receives its messages; `group_of` has the groups that all ranks share."""
 
     def __init__(
-        self, facts: RankFacts, device: DeviceModel, links: SimulatedLinks, queue: Clock,
-        say: Callable[[d.Input], None], group_of: Callable[[m.Form], SimulatedGroup],
-    ) -> None:  # fmt: skip
+        self,
+        facts: RankFacts,
+        device: DeviceModel,
+        links: SimulatedLinks,
+        queue: Clock,
+        say: Callable[[d.Input], None],
+        group_of: Callable[[m.Form], SimulatedGroup],
+    ) -> None:
         self.facts, self.rank = facts, facts.rank
         self._device, self._links, self._queue, self._say, self._group_of = device, links, queue, say, group_of
         self.alive = False
@@ -144,9 +155,14 @@ class SimulatedRank:
         """What a trainer that works says every second."""
         phase, detail = ("backward", "") if self.loaded else ("loading", "simulated: loading")
         return m.Alive(
-            run=self.facts.run, rank=self.rank, generation=self._highest, step=self.last_step + 1, phase=phase,
-            progress=int(self._queue.now), detail=detail,
-        )  # fmt: skip
+            run=self.facts.run,
+            rank=self.rank,
+            generation=self._highest,
+            step=self.last_step + 1,
+            phase=phase,
+            progress=int(self._queue.now),
+            detail=detail,
+        )
 
     @property
     def is_busy_for(self) -> float:
@@ -180,10 +196,15 @@ class SimulatedRank:
         match order:
             case m.Fence():
                 self._leave()
-                self._answer(m.Fenced(
-                    **same, last_step=self.last_step, held_from=self._held_from if self._held else None,
-                    held=self._held, reports=tuple(self._reports),
-                ))  # fmt: skip
+                self._answer(
+                    m.Fenced(
+                        **same,
+                        last_step=self.last_step,
+                        held_from=self._held_from if self._held else None,
+                        held=self._held,
+                        reports=tuple(self._reports),
+                    )
+                )
             case m.Offer():
                 self._answer(m.Offered(**same, endpoints=(f"127.0.0.1:{self.rank + 1}",)))
             case m.Form():
@@ -225,16 +246,17 @@ class SimulatedRank:
         work, group = self._work, self._group
         assert group is not None
         group.arrive(
-            what, self.rank, seconds, lambda: done() if self._work == work else None,
+            what,
+            self.rank,
+            seconds,
+            lambda: done() if self._work == work else None,
             lambda: self._say_broken() if self._work == work else None,
-        )  # fmt: skip
+        )
 
     def _say_broken(self) -> None:
         if self._generation is not None:
             reason = "simulated: connection closed by peer"
-            self._say(m.GroupFailed(
-                run=self.facts.run, rank=self.rank, generation=self._generation, reason=reason
-            ))  # fmt: skip
+            self._say(m.GroupFailed(run=self.facts.run, rank=self.rank, generation=self._generation, reason=reason))
 
     def _joined(self, form: m.Form, level: float) -> None:
         if self.rank in form.behind:
@@ -328,12 +350,21 @@ def make_ranks(
     for rank, (name, node) in enumerate(zip(config.nodes, scenario.nodes.values(), strict=True)):
         spec = scenario.devices[rank]
         facts = RankFacts(
-            run=run, rank=rank, backend=node.backend, device=spec.name, parameters=scenario.parameters,
-            samples=SAMPLES, held_out=held_out_of(config, SAMPLES), tokens=config.data.sequence_length,
-            load_seconds=node.load_seconds, disk_bytes_per_second=node.disk_mb * 1e6,
-            writes_in_background=config.checkpoint.background, started_at=started_at, loss=scenario.loss,
+            run=run,
+            rank=rank,
+            backend=node.backend,
+            device=spec.name,
+            parameters=scenario.parameters,
+            samples=SAMPLES,
+            held_out=held_out_of(config, SAMPLES),
+            tokens=config.data.sequence_length,
+            load_seconds=node.load_seconds,
+            disk_bytes_per_second=node.disk_mb * 1e6,
+            writes_in_background=config.checkpoint.background,
+            started_at=started_at,
+            loss=scenario.loss,
             device_spec=spec,
-        )  # fmt: skip
+        )
         device = DeviceModel(spec, node, scenario.seed, name)
         ranks[rank] = SimulatedRank(facts, device, scenario.links, queue, say, groups.of)
     return ranks

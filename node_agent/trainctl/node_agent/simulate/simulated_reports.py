@@ -1,9 +1,10 @@
 """What a simulated rank reports: made up from its device, the plan and the loss model; the text says so. Pure."""
 
+import dataclasses
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from trainctl.node_agent.simulate.models import (
     JOIN_SECONDS,
@@ -21,7 +22,8 @@ ANSWER = "(simulated: no model answered)"
 _DIGEST = "simulated"
 
 
-class RankFacts(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class RankFacts:
     """What doesn't change of one rank."""
 
     run: str
@@ -44,12 +46,25 @@ def ready(facts: RankFacts, step: int, cursor: int) -> m.Ready:
     """Of a rank that has loaded the state of a step."""
     spec = facts.device_spec
     return m.Ready(
-        run=facts.run, rank=facts.rank, pid=0, backend=facts.backend, device=facts.device, parameters=facts.parameters,
-        samples=facts.samples, held_out=facts.held_out, mean_weight=float(facts.tokens), layout_digest=_DIGEST,
-        model_digest=_DIGEST, data_digest=_DIGEST, last_step=step, cursor=cursor, system="Linux",
-        engines=("gloo", "ring"), profile=spec.profile,
+        run=facts.run,
+        rank=facts.rank,
+        pid=0,
+        backend=facts.backend,
+        device=facts.device,
+        parameters=facts.parameters,
+        samples=facts.samples,
+        held_out=facts.held_out,
+        mean_weight=float(facts.tokens),
+        layout_digest=_DIGEST,
+        model_digest=_DIGEST,
+        data_digest=_DIGEST,
+        last_step=step,
+        cursor=cursor,
+        system="Linux",
+        engines=("gloo", "ring"),
+        profile=spec.profile,
         memory_cap_bytes=None if spec.cap_bytes is None else int(spec.cap_bytes),
-    )  # fmt: skip
+    )
 
 
 def formed(facts: RankFacts, form: m.Form, level_seconds: float) -> m.Formed:
@@ -81,12 +96,18 @@ def first_positions(pieces: Sequence[m.Range], count: int) -> list[m.Range]:
 
 def _same(facts: RankFacts, plan: m.StepPlan, now: float) -> dict[str, Any]:
     return {
-        "run": facts.run, "rank": facts.rank, "generation": plan.generation, "seq": plan.seq, "kind": plan.kind,
-        "step": plan.step, "finished_at": facts.started_at + now,
-    }  # fmt: skip
+        "run": facts.run,
+        "rank": facts.rank,
+        "generation": plan.generation,
+        "seq": plan.seq,
+        "kind": plan.kind,
+        "step": plan.step,
+        "finished_at": facts.started_at + now,
+    }
 
 
-class InStep(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class InStep:
     """A rank's part of the step in progress."""
 
     plan: m.StepPlan
@@ -104,16 +125,28 @@ def step_report(facts: RankFacts, step: InStep, held: Sequence[m.Range], now: fl
     count, tokens = sum(piece.count for piece in held), facts.tokens
     took = now - step.began
     phases = m.Phases(
-        forward=part.forward, backward=part.backward, sync=max(took - part.busy - part.optimizer, 0.0),
-        optimizer=part.optimizer, wait=step.waited,
-    )  # fmt: skip
+        forward=part.forward,
+        backward=part.backward,
+        sync=max(took - part.busy - part.optimizer, 0.0),
+        optimizer=part.optimizer,
+        wait=step.waited,
+    )
     weight = float(plan.global_batch * tokens)
     return m.Report(
-        **_same(facts, plan, now), loss_sum=loss * weight, weight=weight, own_weight=float(count * tokens),
-        own_samples=count, tokens=plan.global_batch * tokens, own_tokens=count * tokens, grad_norm=norm,
-        micro_batch=part.micro, replays=part.replays, phases=phases, step_seconds=took + step.waited,
+        **_same(facts, plan, now),
+        loss_sum=loss * weight,
+        weight=weight,
+        own_weight=float(count * tokens),
+        own_samples=count,
+        tokens=plan.global_batch * tokens,
+        own_tokens=count * tokens,
+        grad_norm=norm,
+        micro_batch=part.micro,
+        replays=part.replays,
+        phases=phases,
+        step_seconds=took + step.waited,
         values=_memory(facts, part),
-    )  # fmt: skip
+    )
 
 
 def device_reading(spec: DeviceSpec) -> m.GpuReading:
@@ -152,16 +185,25 @@ def side_seconds(
 
 
 def side_report(
-    facts: RankFacts, device: DeviceModel, links: SimulatedLinks, plan: m.StepPlan, mine: m.RankWork, seconds: float,
+    facts: RankFacts,
+    device: DeviceModel,
+    links: SimulatedLinks,
+    plan: m.StepPlan,
+    mine: m.RankWork,
+    seconds: float,
     now: float,
-) -> m.Report:  # fmt: skip
+) -> m.Report:
     """Of a plan beside training that is done `now`."""
     count = sum(piece.count for piece in mine.ranges)
     weight = float(count * facts.tokens)
     same = _same(facts, plan, now) | {
-        "loss_sum": facts.loss.held_out(plan.cursor) * weight, "weight": weight, "own_weight": weight,
-        "own_samples": count, "micro_batch": mine.micro_batch, "step_seconds": seconds,
-    }  # fmt: skip
+        "loss_sum": facts.loss.held_out(plan.cursor) * weight,
+        "weight": weight,
+        "own_weight": weight,
+        "own_samples": count,
+        "micro_batch": mine.micro_batch,
+        "step_seconds": seconds,
+    }
     match plan.kind:
         case "probe":
             alike: dict[str, Any] = {"family": _DIGEST, "tokens_digest": _DIGEST, "lengths": (1,), "noise": 0.0}
@@ -191,9 +233,13 @@ def write_seconds(facts: RankFacts, links: SimulatedLinks) -> float:
 def checkpointed(facts: RankFacts, links: SimulatedLinks, plan: m.StepPlan) -> m.Checkpointed:
     """That a checkpoint is complete which was written in the background."""
     return m.Checkpointed(
-        run=facts.run, rank=facts.rank, generation=plan.generation, seq=plan.seq, step=plan.step,
+        run=facts.run,
+        rank=facts.rank,
+        generation=plan.generation,
+        seq=plan.seq,
+        step=plan.step,
         checkpoint=_written(facts, plan.step, links.state_bytes),
-    )  # fmt: skip
+    )
 
 
 def _written(facts: RankFacts, step: int, size: int) -> m.CheckpointInfo:

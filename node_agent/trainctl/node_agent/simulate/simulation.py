@@ -1,12 +1,13 @@
 """A simulation: ranks, lead and time together, from the first step to the end of the run, and what it came to."""
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor.conductor import Conductor
@@ -15,7 +16,7 @@ from trainctl.node_agent.planning.durable import RankSetting
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.recovery import Backoff
 from trainctl.node_agent.simulate.bulk_record import BulkRecord
-from trainctl.node_agent.simulate.event_queue import EventQueue
+from trainctl.node_agent.simulate.models import EventQueue
 from trainctl.node_agent.simulate.scenario import Scenario
 from trainctl.node_agent.simulate.simulated_lead import STARTED_AT, SimulatedLead
 from trainctl.node_agent.simulate.simulated_rank import make_ranks
@@ -38,7 +39,8 @@ FIRST_SECONDS, FLUSH_SECONDS = 0.5, 4.0
 """Real seconds until the record is first written, and between further writes."""
 
 
-class SimulatedRun(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class SimulatedRun:
     """What a simulation came to."""
 
     lead: SimulatedLead
@@ -107,9 +109,7 @@ class Simulation:
         if not said:
             on_record()
         deaths = sum(rank.deaths for rank in self.ranks.values())
-        return SimulatedRun(
-            self.lead, self.lead.ended, time.monotonic() - began, self.queue.now, deaths, self._returns
-        )  # fmt: skip
+        return SimulatedRun(self.lead, self.lead.ended, time.monotonic() - began, self.queue.now, deaths, self._returns)
 
     def _tick(self) -> None:
         longest = max(rank.is_busy_for for rank in self.ranks.values())
@@ -124,10 +124,17 @@ class Simulation:
     def _read(self) -> None:
         """A reading of each machine: only what is simulated is known."""
         for rank, spec in self.scenario.devices.items():
-            self.lead.recorder.host(m.HostReading(
-                node=self._node(rank), read_at=self.lead.at, cpu_percent=None, memory_used_bytes=None,
-                memory_total_bytes=None, disk_free_bytes=None, gpus=(device_reading(spec),),
-            ))  # fmt: skip
+            self.lead.recorder.host(
+                m.HostReading(
+                    node=self._node(rank),
+                    read_at=self.lead.at,
+                    cpu_percent=None,
+                    memory_used_bytes=None,
+                    memory_total_bytes=None,
+                    disk_free_bytes=None,
+                    gpus=(device_reading(spec),),
+                )
+            )
         self.queue.after(READING_SECONDS, self._read)
 
     # ------------------------------------------------------------ back to a checkpoint
@@ -180,20 +187,33 @@ def outcome(scenario: Scenario, played: SimulatedRun, paths: RunPaths) -> dict[s
         scenario_node(scenario, rank): rate_alone(scenario, rank, settings.ranks[rank]) for rank in scenario.devices
     }
     return {
-        "simulated": True, "run": paths.directory.name, "run_directory": str(paths.directory),
-        "state": played.ended.state, "reason": played.ended.reason, "seed": scenario.seed,
-        "steps": conductor.progress.step, "global_batch": batch, "seconds": played.simulated_seconds,
-        "real_seconds": round(played.real_seconds, 3), "step_seconds": median, "samples_per_second": rate,
+        "simulated": True,
+        "run": paths.directory.name,
+        "run_directory": str(paths.directory),
+        "state": played.ended.state,
+        "reason": played.ended.reason,
+        "seed": scenario.seed,
+        "steps": conductor.progress.step,
+        "global_batch": batch,
+        "seconds": played.simulated_seconds,
+        "real_seconds": round(played.real_seconds, 3),
+        "step_seconds": median,
+        "samples_per_second": rate,
         "tokens_per_second": rate * scenario.config.data.sequence_length if rate is not None else None,
-        "alone_samples_per_second": alone, "efficiency": rate / sum(alone.values()) if rate is not None else None,
-        "sum_seconds": scenario.links.sum_seconds([*settings.live]), "time_in_steps": totals.step_seconds,
-        "deaths": played.deaths, "generations": conductor.durable.generation.n, "returns": played.returns,
+        "alone_samples_per_second": alone,
+        "efficiency": rate / sum(alone.values()) if rate is not None else None,
+        "sum_seconds": scenario.links.sum_seconds([*settings.live]),
+        "time_in_steps": totals.step_seconds,
+        "deaths": played.deaths,
+        "generations": conductor.durable.generation.n,
+        "returns": played.returns,
         "actions": {name.removeprefix("auto:"): count for name, count in sorted(played.lead.actions.items())},
         "shares": {setting.node: setting.share for setting in settings.ranks.values()},
         "micro_batches": {setting.node: setting.micro_in_force for setting in settings.ranks.values()},
-        "cost": cost.spent if cost is not None else None, "currency": cost.currency if cost is not None else None,
+        "cost": cost.spent if cost is not None else None,
+        "currency": cost.currency if cost is not None else None,
         "loss": last.loss if last is not None else None,
-    }  # fmt: skip
+    }
 
 
 def scenario_node(scenario: Scenario, rank: int) -> str:

@@ -1,7 +1,8 @@
-"""Probes: ranks are judged by their outputs for the same tokens, which show whether they hold the same model.
+"""Results of plans beside training, from what the ranks report: evaluations and probes. Pure.
 
-The largest difference of one token's log-probability decides. A mean hides it: with another RoPE base the mean loss
-moved by 1e-6 and logits by 1.6e-2.
+In a probe, ranks are judged by their outputs for the same tokens, which show whether they hold the same model. The
+largest difference of one token's log-probability decides. A mean hides it: with another RoPE base the mean loss moved
+by 1e-6 and logits by 1.6e-2.
 """
 
 import dataclasses
@@ -9,21 +10,67 @@ import itertools
 import math
 import statistics
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from trainctl.protocol.messages import Probed
+from trainctl.protocol.config.objectives import HELD_OUT, objective_of
+from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.messages import EvaluationReport, Probed, Report, Values
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Over all held-out samples."""
+
+    loss: float  # nats per unit of weight, each term divided by its own; NaN without any weight
+    weight: float  # the first one, which rates are per
+    values: dict[str, float]  # metrics beside the loss, by name
+
+
+def evaluation(config: RunFile, reports: Sequence[Report]) -> Result:
+    """Return the result of an evaluation from the ranks' reports, in an order that is always the same."""
+    objective = objective_of(config.objective, config.data.kind)
+    unit = objective.weight_unit
+    parts = [_parts(report, unit) for report in reports]
+    losses, weights, sums = (_summed(part) for part in zip(*parts, strict=True))
+    terms = [_mean(losses.get(name, 0.0), weights.get(name, 0.0)) for name in objective.weights]
+    values = {
+        HELD_OUT + metric.name: _mean(sums[metric.name], weights.get(metric.weight, 0.0))
+        for metric in objective.evaluated
+        if metric.name in sums
+    }
+    return Result(sum(terms), weights.get(unit, 0.0), values)
+
+
+def _parts(report: Report, unit: str) -> tuple[Values, Values, Values]:
+    """Losses, weights and sums by name; of a simulated rank, the loss alone."""
+    if isinstance(report, EvaluationReport):
+        return report.losses, report.weights, report.sums
+    return {unit: report.loss_sum}, {unit: report.weight}, {}
+
+
+def _summed(parts: Iterable[Values]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
+def _mean(total: float, weight: float) -> float:
+    return total / weight if weight else math.nan
+
 
 NOISE_MULTIPLE = 20.0
 """Multiple of two ranks' rounding noise by which they may differ. Ranks of one model were apart by 0.6 to 6 times their
 noise; the least fault that was tried, another epsilon of the norms, by 100 times."""
-LEAST_MULTIPLE = 8.0
-"""Multiple of the noise that is tolerated even above `MOST_TOLERANCE`, since ranks of one model are that far apart."""
-LEAST_TOLERANCE = 1e-5
+MIN_MULTIPLE = 8.0
+"""Multiple of the noise that is tolerated even above `MAX_TOLERANCE`, since ranks of one model are that far apart."""
+MIN_TOLERANCE = 1e-5
 """Nats. The noise of a very small model says little."""
-MOST_TOLERANCE = {False: 0.05, True: 1.0}
-"""Nats, by whether the run allows TF32. Above it, only `LEAST_MULTIPLE` times the noise is tolerated."""
-MOST_UNLIKE = 10.0
+MAX_TOLERANCE = {False: 0.05, True: 1.0}
+"""Nats, by whether the run allows TF32. Above it, only `MIN_MULTIPLE` times the noise is tolerated."""
+MAX_UNLIKE = 10.0
 """Ratio of two ranks' noises above which the larger one doesn't count: a fault could widen its own limit."""
 UNMEASURED_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
 """Nats, by the run's data type, where a rank of version 0.2 reports no noise."""
@@ -70,11 +117,11 @@ def tolerance(own: Probed, other: Probed, precision: Precision) -> float:
     """Return the largest difference, in nats, that two ranks of one model may show."""
     if own.noise is None or other.noise is None:
         return UNMEASURED_TOLERANCE[precision.dtype]
-    most, noises = MOST_TOLERANCE[precision.tf32], (own.noise, other.noise)
+    most, noises = MAX_TOLERANCE[precision.tf32], (own.noise, other.noise)
     if not all(map(math.isfinite, noises)):
         return most
-    noise = min(max(noises), max(MOST_UNLIKE * min(noises), LEAST_TOLERANCE / NOISE_MULTIPLE))
-    return max(LEAST_TOLERANCE, min(NOISE_MULTIPLE * noise, max(most, LEAST_MULTIPLE * noise)))
+    noise = min(max(noises), max(MAX_UNLIKE * min(noises), MIN_TOLERANCE / NOISE_MULTIPLE))
+    return max(MIN_TOLERANCE, min(NOISE_MULTIPLE * noise, max(most, MIN_MULTIPLE * noise)))
 
 
 def first_layer(own: Probed, other: Probed) -> tuple[int, int] | None:
@@ -135,6 +182,18 @@ def likely_cause(own: Probed, other: Probed, names: tuple[str, str]) -> str:
     if math.isfinite(largest) and max(first) <= FIRST_TOKENS_PART * largest:
         return "the RoPE settings (only tokens after a sample's first differ); compare config.json's rope_parameters"
     return "the model's code; compare config.json and the versions of transformers and mlx-lm"
+
+
+def refusal(each: Difference, found: Mapping[int, Probed], label: Callable[[int], str]) -> str:
+    """Return why the rank of a difference is refused, with the likely cause."""
+    names = rank, other = label(each.rank), label(each.other)
+    own, its = found[each.rank], found[each.other]
+    text = f"probe: {rank} differs from {other} by {each.largest:.2g} in a token's log-probability"
+    where, first = "", first_layer(own, its)
+    if first is not None:
+        layer, layers = first
+        where = f"; from layer {layer} of {layers} on" if layer < layers else "; after the last layer"
+    return f"{text} (tolerance {each.limit:.2g}{where}); likely cause: {likely_cause(own, its, names)}"
 
 
 def _median_distance(probes: Mapping[int, Probed], rank: int, precision: Precision) -> float:

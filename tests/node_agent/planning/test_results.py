@@ -11,12 +11,12 @@ from hypothesis import given
 from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.planning import probes
+from trainctl.node_agent.planning import results
 from trainctl.protocol import messages as m
 
 LIMIT = 1e-4
-NOISE = LIMIT / probes.NOISE_MULTIPLE
-PRECISION = probes.Precision("float32", tf32=False)
+NOISE = LIMIT / results.NOISE_MULTIPLE
+PRECISION = results.Precision("float32", tf32=False)
 BASE = [-5.0, -1.0, -2.0, -0.5]
 
 
@@ -44,31 +44,31 @@ def test_one_rank_beyond_the_others_rounding_is_the_one_named(odd, count, seed, 
     ranks[odd][chance.randrange(len(BASE))] += far
     order = list(ranks)
     chance.shuffle(order)
-    (found,) = probes.compare({rank: said(ranks[rank]) for rank in order}, (), PRECISION)
+    (found,) = results.compare({rank: said(ranks[rank]) for rank in order}, (), PRECISION)
     assert found.rank == odd and found.largest > LIMIT and found.other != odd
     del ranks[odd]
     assert all(
-        found.largest <= LIMIT for found in probes.compare({rank: said(ranks[rank]) for rank in ranks}, (), PRECISION)
+        found.largest <= LIMIT for found in results.compare({rank: said(ranks[rank]) for rank in ranks}, (), PRECISION)
     )
 
 
 def test_a_new_rank_is_compared_with_the_nearest_that_trains():
     """Replicas drift apart by rounding as they train; a newcomer has been given one's weights."""
     ranks = {0: said(), 1: said(moved(0.01, 1)), 2: said(moved(0.01, 1)), 3: said(moved(0.5, 1))}
-    found = probes.compare(ranks, (0, 1), PRECISION)
+    found = results.compare(ranks, (0, 1), PRECISION)
     assert [(each.rank, each.other) for each in found] == [(2, 1), (3, 1)]
     assert found[0].largest == 0.0
     assert found[1].largest == pytest.approx(0.49)
-    (heavier,) = probes.compare({0: said(), 1: said(norms=(1.0, 2.02))}, (), PRECISION)
+    (heavier,) = results.compare({0: said(), 1: said(norms=(1.0, 2.02))}, (), PRECISION)
     assert heavier.largest == 0.0 and heavier.is_refused, "weights that are one per cent apart"
 
 
 def test_what_is_no_number_differs_from_a_number_and_not_from_its_like():
     nan, infinite = [math.nan, *BASE[1:]], [-math.inf, *BASE[1:]]
-    assert probes.compare({0: said(), 1: said(nan)}, (), PRECISION)[0].largest == math.inf
-    assert probes.compare({0: said(infinite), 1: said(nan)}, (), PRECISION)[0].largest == math.inf
+    assert results.compare({0: said(), 1: said(nan)}, (), PRECISION)[0].largest == math.inf
+    assert results.compare({0: said(infinite), 1: said(nan)}, (), PRECISION)[0].largest == math.inf
     for alike in (nan, infinite):
-        assert probes.compare({0: said(alike), 1: said(alike)}, (), PRECISION)[0].largest == 0.0
+        assert results.compare({0: said(alike), 1: said(alike)}, (), PRECISION)[0].largest == 0.0
 
 
 @pytest.mark.parametrize(
@@ -76,19 +76,19 @@ def test_what_is_no_number_differs_from_a_number_and_not_from_its_like():
     [
         (3e-5, 5e-5, False, 1e-3),  # the larger noise counts
         (1e-5, 5e-3, False, 2e-3),  # but not one that is a fault itself
-        (1e-8, 0.0, False, probes.LEAST_TOLERANCE),
-        (4e-3, 2e-3, False, probes.MOST_TOLERANCE[False]),
-        (0.5, 0.4, False, 0.5 * probes.LEAST_MULTIPLE),  # rounding is never refused
-        (math.nan, 0.0, False, probes.MOST_TOLERANCE[False]),
+        (1e-8, 0.0, False, results.MIN_TOLERANCE),
+        (4e-3, 2e-3, False, results.MAX_TOLERANCE[False]),
+        (0.5, 0.4, False, 0.5 * results.MIN_MULTIPLE),  # rounding is never refused
+        (math.nan, 0.0, False, results.MAX_TOLERANCE[False]),
         (0.04, 0.01, True, 0.8),
     ],
 )
 def test_the_tolerance_is_a_multiple_of_the_noise(own, other, tf32, limit):
     """An earlier version says none: its data type decides."""
-    assert probes.tolerance(said(noise=None), said(), PRECISION) == LIMIT
+    assert results.tolerance(said(noise=None), said(), PRECISION) == LIMIT
     for pair in ((own, other), (other, own)):
         ranks = [said(noise=noise) for noise in pair]
-        assert probes.tolerance(*ranks, probes.Precision("bfloat16", tf32)) == pytest.approx(limit)
+        assert results.tolerance(*ranks, results.Precision("bfloat16", tf32)) == pytest.approx(limit)
 
 
 def layered(*layers, noise=(1e-6, 1e-5)) -> m.Probed:
@@ -97,13 +97,13 @@ def layered(*layers, noise=(1e-6, 1e-5)) -> m.Probed:
 
 def test_the_first_layer_beyond_its_own_noise_is_named():
     usual = layered((1.0, 2.0), (3.0, 4.0))
-    assert probes.first_layer(usual, layered((1.0, 2.0001), (9.0, 4.0))) == (0, 2)
-    assert probes.first_layer(usual, layered((1.0, 2.00001), (3.0, 4.1))) == (1, 2)
-    assert probes.first_layer(usual, layered((1.0, 2.0), (3.0, math.nan))) == (1, 2)
-    assert probes.first_layer(usual, layered((1.0, 2.00001), (3.0, 4.0001))) == (2, 2)  # only what follows them
-    assert probes.first_layer(usual, said()) is None
-    assert probes.first_layer(usual, layered((1.0,), (3.0,))) is None
-    assert probes.first_layer(said(layer_noise=pack([1.0])), said(layer_noise=pack([1.0]))) is None
+    assert results.first_layer(usual, layered((1.0, 2.0001), (9.0, 4.0))) == (0, 2)
+    assert results.first_layer(usual, layered((1.0, 2.00001), (3.0, 4.1))) == (1, 2)
+    assert results.first_layer(usual, layered((1.0, 2.0), (3.0, math.nan))) == (1, 2)
+    assert results.first_layer(usual, layered((1.0, 2.00001), (3.0, 4.0001))) == (2, 2)  # only what follows them
+    assert results.first_layer(usual, said()) is None
+    assert results.first_layer(usual, layered((1.0,), (3.0,))) is None
+    assert results.first_layer(said(layer_noise=pack([1.0])), said(layer_noise=pack([1.0]))) is None
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_the_first_layer_beyond_its_own_noise_is_named():
     ],
 )
 def test_the_likely_cause_is_named(fields, words):
-    assert words in probes.likely_cause(said(), said(**fields), ("usual", "odd"))
-    assert words in probes.likely_cause(said(**fields), said(), ("odd", "usual"))
-    assert probes.compare({0: said(), 1: said(**fields)}, (), PRECISION)[0].largest > LIMIT
+    assert words in results.likely_cause(said(), said(**fields), ("usual", "odd"))
+    assert words in results.likely_cause(said(**fields), said(), ("odd", "usual"))
+    assert results.compare({0: said(), 1: said(**fields)}, (), PRECISION)[0].largest > LIMIT
 
 
 def group(names: str = "abc", **models: float) -> Simulation:
