@@ -25,7 +25,7 @@ from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.process_title import set_title
-from trainctl.protocol.messages import AnswerOptions, Leave, ToTrainer, WorkAsk, WorkKind, WorkSlice
+from trainctl.protocol.messages import AnswerOptions, Leave, WorkAsk, WorkKind, WorkSlice
 from trainctl.protocol.messages.requests import ANSWER_BYTES
 from trainctl.protocol.record.checkpoints import verify
 from trainctl.protocol.record.paths import RunPaths
@@ -216,7 +216,11 @@ def _serve(wanted: argparse.Namespace, processor: Scorer | RowAnswerer, device: 
         while shim.start_time(wanted.agent) == agent_started is not None:
             socket.send(codec.encode(ask))
             while socket.poll(AGAIN_SECONDS * 1000):
-                order = _received(socket)
+                try:
+                    order = codec.decode_order(sockets.check_frames(socket.recv_multipart(), 1)[0])
+                except ProtocolError as error:
+                    log.warning("dropped a message from the agent: %s", error)
+                    continue
                 if isinstance(order, Leave):
                     return
                 if isinstance(order, WorkSlice) and order.slice != ask.answered:  # not one that was sent twice
@@ -228,14 +232,6 @@ def _serve(wanted: argparse.Namespace, processor: Scorer | RowAnswerer, device: 
         log.warning("the agent is gone")
     finally:
         context.destroy(linger=0)
-
-
-def _received(socket: zmq.Socket[bytes]) -> ToTrainer | WorkSlice | None:
-    try:
-        return codec.decode_order(sockets.check_frames(socket.recv_multipart(), 1)[0])
-    except ProtocolError as error:
-        log.warning("dropped a message from the agent: %s", error)
-        return None
 
 
 def _parser() -> argparse.ArgumentParser:

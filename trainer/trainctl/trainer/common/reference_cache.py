@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_tables import ModelTable
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record.checkpoints import digest_of
 from trainctl.protocol.record.paths import NOTES_NAME, VALUES_NAME
 from trainctl.trainer.common.errors import first_line
 
@@ -62,7 +63,7 @@ def read_values(folder: Path, key: ReferenceKey) -> Values:
         if not isinstance(notes, dict) or notes.get("key") != [*astuple(key)] or size != expected:
             problem = f"has {size:,} bytes of values for {expected:,}, or is of other data; {again}"
             raise InvalidInputError(str(folder), problem)
-        if notes.get("digest") != values_digest(folder):
+        if notes.get("digest") != digest_of(path):
             raise InvalidInputError(str(folder), f"holds values that have changed since they were computed; {again}")
         return np.asarray(np.memmap(path, DTYPE, mode="r")) if key.counted else np.empty(0, DTYPE)
     except OSError as error:
@@ -73,14 +74,8 @@ def read_values(folder: Path, key: ReferenceKey) -> Values:
 
 def write_notes(work: Path, key: ReferenceKey) -> None:
     """Describe the values in a folder."""
-    notes: dict[str, Any] = {"key": astuple(key), "digest": values_digest(work)}
+    notes: dict[str, Any] = {"key": astuple(key), "digest": digest_of(work / VALUES_NAME)}
     (work / NOTES_NAME).write_text(json.dumps(notes), encoding="utf-8")
-
-
-def values_digest(folder: Path) -> str:
-    """Return the SHA-256 of the values in a folder."""
-    with (folder / VALUES_NAME).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class AlignedValues:

@@ -55,7 +55,13 @@ def quantize(named: str, form: str, group_size: int | None, output: Path | None)
     """Make the folder `output`, or MODEL-FORMAT in the current one; return the facts of it. Raises
     TrainctlError and what libraries raise; then there is none."""
     check_installed("mlx-lm", "mlx", "--to", form)
-    how = _how(form, group_size)
+    how = DEFAULTS[form]
+    if group_size is not None and group_size != how.group_size:
+        if how.mode != "affine":
+            raise InvalidInputError("--group-size", f"{form} always has groups of {how.group_size}: leave it out")
+        if group_size not in GROUP_SIZES:
+            raise InvalidInputError("--group-size", f"{group_size} isn't one of {', '.join(map(str, GROUP_SIZES))}")
+        how = how._replace(group_size=group_size)
     check_cached(named, "MODEL")
     model = model_folder(named)
     if not (model / "config.json").is_file():
@@ -77,17 +83,6 @@ def quantize(named: str, form: str, group_size: int | None, output: Path | None)
     make_folder(folder, write)
     size = sum(path.stat().st_size for path in folder.iterdir())
     return {"folder": str(folder), "form": form, "group_size": how.group_size, "bytes": size}
-
-
-def _how(form: str, group_size: int | None) -> Quantization:
-    how = DEFAULTS[form]
-    if group_size is None or group_size == how.group_size:
-        return how
-    if how.mode != "affine":
-        raise InvalidInputError("--group-size", f"{form} always has groups of {how.group_size}: leave it out")
-    if group_size not in GROUP_SIZES:
-        raise InvalidInputError("--group-size", f"{group_size} isn't one of {', '.join(map(str, GROUP_SIZES))}")
-    return how._replace(group_size=group_size)
 
 
 def write_quantized(whole: Path, folder: Path, how: Quantization) -> None:

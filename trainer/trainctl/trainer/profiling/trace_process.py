@@ -11,7 +11,6 @@ the operator that launched it by `External id` and the call that launched it by 
 """
 
 import gzip
-import hashlib
 import shutil
 import sys
 import zipfile
@@ -25,6 +24,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol.messages import OPERATORS_KEPT, PHASES, OperatorTime, PhaseProfile
+from trainctl.protocol.record.checkpoints import digest_of
 from trainctl.trainer.common.errors import first_line
 
 TRACE = "trace.json"
@@ -103,9 +103,7 @@ def make(folder: Path, name: str) -> Written:
     else:
         with raw.open("rb") as source, gzip.GzipFile(folder / name, "wb", GZIP_LEVEL, mtime=0) as target:
             shutil.copyfileobj(source, target)
-    with (folder / name).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Written((folder / name).stat().st_size, digest, phases, lacks)
+    return Written((folder / name).stat().st_size, digest_of(folder / name), phases, lacks)
 
 
 @dataclass
@@ -161,17 +159,13 @@ def self_times(operators: Iterable[TraceEvent]) -> list[tuple[TraceEvent, float]
 
 
 def _profile(name: str, wall: float, operators: dict[str, _Times]) -> PhaseProfile:
-    def place(item: tuple[str, _Times]) -> tuple[float, float, str]:
-        return -item[1].device_microseconds, -item[1].microseconds, item[0]
-
-    longest = tuple(
-        OperatorTime(
-            operator[:_NAME_CHARACTERS], times.calls, times.microseconds / 1e6, times.device_microseconds / 1e6
-        )
-        for operator, times in sorted(operators.items(), key=place)[:OPERATORS_KEPT]
-    )
-    device = sum(times.device_microseconds for times in operators.values())
-    return PhaseProfile(name, wall / 1e6, device / 1e6, longest)
+    times = [
+        OperatorTime(operator[:_NAME_CHARACTERS], own.calls, own.microseconds / 1e6, own.device_microseconds / 1e6)
+        for operator, own in sorted(operators.items())
+    ]
+    times.sort(key=lambda own: (-own.device_seconds, -own.seconds))
+    device = sum(own.device_microseconds for own in operators.values())
+    return PhaseProfile(name, wall / 1e6, device / 1e6, tuple(times[:OPERATORS_KEPT]))
 
 
 if __name__ == "__main__":
