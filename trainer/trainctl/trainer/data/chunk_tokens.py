@@ -20,9 +20,9 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.cgroups import usable_cores
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
-from trainctl.trainer.data.row_tokens import RowTokenizer, TokenRow, added_before, check_ids, row_tokenizer
+from trainctl.trainer.data.row_tokens import RowTokenizer, TokenRow, check_ids, row_tokenizer
 from trainctl.trainer.data.rows import Chunk, halves_in, lines_in, rows_in
-from trainctl.trainer.data.tokenizer_file import BYTES_END, BYTES_VOCABULARY, read_tokenizer
+from trainctl.trainer.data.tokenizer_file import BYTES_END, BYTES_VOCABULARY
 
 TEXT_BYTES = 1 << 20
 """Bytes of a part of a text."""
@@ -74,26 +74,23 @@ class Recipe:
         if self.kind == "samples":
             highest = (vocabulary_size(self.model) or 2**32) - 1
             return lambda chunks: (_samples(_read_samples(chunk, highest)) for chunk in chunks)
+        around = () if self.kind == "rows" else (*self.begin, *self.end)
+        highest, vocabulary = max(self._rows.highest, *around, 0), vocabulary_size(self.model)
+        if vocabulary is not None and highest >= vocabulary:
+            problem = f"produces token IDs up to {highest}, but the model has {vocabulary} (config.json: vocab_size)"
+            raise InvalidInputError(f"{self.where}: data.tokenizer", problem)
         if self.kind == "rows":
-            self._check_vocabulary(self._rows.highest)
             return self._encode_rows
-        if self.tokenizer == "bytes":
-            self._check_vocabulary(BYTES_VOCABULARY - 1)
-            return lambda chunks: map(_byte_tokens, chunks)
-        added = self._texts.get_added_tokens_decoder()
-        own = {*self._texts.get_vocab().values()} - {*added}
-        self._check_vocabulary(max([*own, *self.begin(), *self.end()]))
-        return self._encode_texts
+        return self._encode_texts if self.tokenizer == "model" else lambda chunks: map(_byte_tokens, chunks)
 
+    @property
     def begin(self) -> Sequence[int]:
-        """Return the tokens before a text: those that the tokenizer itself puts there, such as a begin token."""
-        if self.tokenizer == "bytes":
-            return ()
-        whole, plain = (self._texts.encode("a", add_special_tokens=special).ids for special in (True, False))
-        return added_before(whole, plain)
+        """The tokens before a text: those that the tokenizer itself puts there, such as a begin token."""
+        return self._rows.begin
 
+    @property
     def end(self) -> Sequence[int]:
-        """Return the token that ends a text, if there is one."""
+        """The token that ends a text, if there is one."""
         if self.tokenizer == "bytes":
             return (BYTES_END,)
         end = model_config(self.model).get("eos_token_id")
@@ -102,7 +99,7 @@ class Recipe:
     @property
     def has_end(self) -> bool:
         """True if texts and completions get an end token."""
-        return self._rows.has_end if self.kind == "rows" else self.kind == "samples" or bool(self.end())
+        return self._rows.has_end if self.kind == "rows" else self.kind == "samples" or bool(self.end)
 
     @property
     def prompt_end(self) -> int:
@@ -120,10 +117,6 @@ class Recipe:
     def _rows(self) -> RowTokenizer:
         return row_tokenizer(self.model, self.tokenizer, self.where)
 
-    @functools.cached_property
-    def _texts(self) -> Any:
-        return read_tokenizer(self.model, self.where).backend_tokenizer
-
     def _encode_rows(self, chunks: Iterable[Chunk]) -> Iterator[SampleTokens]:
         read = rows_in if self.sequences == 1 or self.encodes_prompts else halves_in
         encode = self._rows.encode_apart if self.encodes_prompts else self._rows.encode
@@ -136,19 +129,11 @@ class Recipe:
         while batch := list(islice(remaining, count)):
             texts = [_text(chunk) for chunk in batch]
             wholes = [text + _lines(chunk.following, "replace") for text, chunk in zip(texts, batch, strict=True)]
-            encodings = self._texts.encode_batch(wholes, add_special_tokens=False)
+            encodings = self._rows.encode_texts(wholes)
             for chunk, text, encoding in zip(batch, texts, encodings, strict=True):
                 check_ids(encoding.ids, vocabulary, str(chunk.source))
                 starts = np.fromiter((start for start, _ in encoding.offsets), np.int64, len(encoding.ids))
                 yield TextTokens(np.array(encoding.ids, np.uint32), starts, len(text), chunk.is_end)
-
-    def _check_vocabulary(self, highest: int) -> None:
-        vocabulary = vocabulary_size(self.model)
-        if vocabulary is not None and highest >= vocabulary:
-            raise InvalidInputError(
-                f"{self.where}: data.tokenizer",
-                f"produces token IDs up to {highest}, but the model has {vocabulary} (config.json: vocab_size)",
-            )
 
 
 def text_chunks(path: Path, size: int = TEXT_BYTES, overlap: int = OVERLAP_BYTES) -> Iterator[Chunk]:

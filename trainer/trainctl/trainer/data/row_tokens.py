@@ -139,7 +139,7 @@ class RowTokenizer:
 
     def _plain(self, text: str) -> list[int]:
         plain = [*self._tokenizer([text], add_special_tokens=False)["input_ids"][0]]
-        begin = self._begin
+        begin = self.begin
         return plain if plain[: len(begin)] == begin else [*begin, *plain]
 
     def render(self, row: Conversation) -> Render:
@@ -169,6 +169,11 @@ class RowTokenizer:
             if not text.endswith("\ufffd") or number + 1 == len(tokens) or flags[number + 1] != flag:
                 yield text, flag
                 begun = []
+
+    def encode_texts(self, texts: Sequence[str]) -> Sequence[Any]:
+        """Return the `tokenizers.Encoding` of each text, without special tokens."""
+        encodings: Sequence[Any] = self._tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+        return encodings
 
     def encode(self, rows: Iterable[Row]) -> Iterator[TokenRow]:
         """Yield each row's tokens and mask. Raises InvalidInputError naming the row's place."""
@@ -228,7 +233,7 @@ class RowTokenizer:
             encoded: list[list[int]] = self._tokenizer(text_target=[*texts])["input_ids"]
         else:
             encoded = self._tokenizer([*texts])["input_ids"]
-        begin = self._begin
+        begin = self.begin
         for place, tokens in enumerate(encoded):
             if begin and tokens[len(begin) : 2 * len(begin)] == begin:
                 encoded[place] = tokens[len(begin) :]
@@ -236,7 +241,7 @@ class RowTokenizer:
         return encoded
 
     @functools.cached_property
-    def _begin(self) -> list[int]:
+    def begin(self) -> list[int]:
         """The special tokens that begin each text."""
         whole, plain = (self._tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
         return added_before([*whole], [*plain])

@@ -212,7 +212,7 @@ def _write_tokens(recipe: Recipe, encode: Encode, chunks: Iterable[Chunk], work:
     """Write what chunks tokenize to, count their remarks, and return the digest of what was written."""
     parts: Iterator[Any] = encode(chunks)
     if recipe.kind == "text":
-        begin, end = (np.array(part, np.uint32) for part in (recipe.begin(), recipe.end()))
+        begin, end = (np.array(part, np.uint32) for part in (recipe.begin, recipe.end))
         with _HashedFile(work / "tokens.bin") as file:
             for ids in joined(parts, begin, end):
                 file.write(ids.astype(recipe.dtype))
