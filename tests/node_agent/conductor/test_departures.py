@@ -150,3 +150,17 @@ def test_the_next_conductor_knows_who_left():
     simulation.tick(1.0)
     simulation.run()
     assert rows(simulation, 20) == {0: 4, 1: 4, 2: 4}
+
+
+def test_a_rank_whose_node_leaves_is_not_admitted_before_that_is_back():
+    """Its trainer may live on for a while, also if a person has drained it: once admitted, it would be ended."""
+    simulation = group().begin().until_step(4)
+    simulation.command("drain", node="c")
+    simulation.until_step(7)
+    simulation.conductor.shared.keep(departed=(2,))  # as once it was lost with its node
+    refused = simulation.command("admit", node="c")
+    assert simulation.ends[refused].state == "rejected"
+    simulation.feed(d.NodeReturned(2))
+    taken = simulation.command("admit", node="c")
+    simulation.until(lambda: taken in simulation.ends)
+    assert simulation.ends[taken].state == "applied"

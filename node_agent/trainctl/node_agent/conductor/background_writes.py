@@ -53,7 +53,7 @@ class BackgroundWrites:
 
     @property
     def now(self) -> Writing | None:
-        """What is being written."""
+        """Return what is being written."""
         return self._state.durable.writing
 
     @property
@@ -68,7 +68,7 @@ class BackgroundWrites:
 
     @property
     def owes_checkpoint(self) -> bool:
-        """Whether a scheduled one stays wanted when the group goes back to an earlier step."""
+        """Return whether a scheduled one stays wanted when the group goes back to an earlier step."""
         return self.now is not None or self._is_lost
 
     @property
@@ -79,11 +79,11 @@ class BackgroundWrites:
 
     @property
     def expected_seconds(self) -> float:
-        """How long a slow disk needs; 0 if nothing is being written."""
+        """Return how long a slow disk needs; 0 if nothing is being written."""
         return write_seconds(self._state.parameters) if self.now is not None else 0.0
 
     def doing(self, rank: int) -> str:
-        """How far a rank's write is, in words, or what its node copies elsewhere; empty if neither."""
+        """Return how far a rank's write is, in words, or what its node copies elsewhere; empty if neither."""
         if self.now is None or rank not in self.now.ranks:
             copy = self._copies.get(rank)
             return f"copying the checkpoint of step {copy.step} to {copy.to}" if copy is not None else ""
@@ -106,7 +106,7 @@ class BackgroundWrites:
         self._state.persist()
 
     def on_progress(self, said: CheckpointProgress) -> None:
-        """That of an earlier write, which a fence has made obsolete, is ignored."""
+        """Take how far a rank is. An earlier write, which a fence has made obsolete, is ignored."""
         if self.now is None or said.step != self.now.step:
             return
         before = self._marks.get(said.rank)

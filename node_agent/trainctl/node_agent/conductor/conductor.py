@@ -131,7 +131,7 @@ class Conductor:
 
     @property
     def final(self) -> Final | None:
-        """How the run ended, None until it is to end."""
+        """Return how the run ended, None until it is to end."""
         return self.shared.final
 
     @property
@@ -141,12 +141,12 @@ class Conductor:
 
     @property
     def goes_back(self) -> bool:
-        """Whether the run, though over for this conductor, is to be taken up from its newest checkpoint."""
+        """Return whether the run, though over for this conductor, is to be taken up from its newest checkpoint."""
         return self.shared.goes_back
 
     @property
     def reason(self) -> str:
-        """Why the run failed, or makes no steps; empty if neither."""
+        """Return why the run failed, or makes no steps; empty if neither."""
         lacking = self.shared.lacking or self.shared.waiting
         return self.shared.reason or (lacking if self.final is None else "")
 

@@ -75,11 +75,11 @@ class StallDetector:
         self._done = {known for known in self._done if known[0] != rank}
 
     def seconds(self, rank: int) -> float:
-        """How long it has not made progress, as far as it was heard from."""
+        """Return how long it has not made progress, as far as it was heard from."""
         return self._of[rank].seconds if rank in self._of else 0.0
 
     def is_at_work(self, rank: int) -> bool:
-        """Whether it was last heard from at something of its own."""
+        """Return whether it was last heard from at something of its own."""
         return rank in self._of and self._of[rank].mark[1] in WORKING_PHASES
 
     def limit_seconds(self, rank: int, kind: str, usual_seconds: float) -> float:
@@ -123,7 +123,6 @@ PARTS = {
 
 
 def _seconds(work: RankWork, model: StepModel) -> float:
-    """Of a rank's passes."""
     return model.busy_seconds(sum(piece.count for piece in work.ranges), work.micro_batch)
 
 
@@ -152,13 +151,13 @@ class Deadlines:
 
     @property
     def has_deadline(self) -> bool:
-        """Whether what is waited for is fenced of itself when it takes too long."""
+        """Return whether what is waited for is fenced of itself when it takes too long."""
         summing = self.first is not None and self.first.summing_since is not None and self._state.engine != "none"
         return summing or self._state.is_forming
 
     @property
     def expected_seconds(self) -> float:
-        """What the step or plan in progress should take; 0 as long as nothing is known of that."""
+        """Return what the step or plan in progress should take; 0 as long as nothing is known of that."""
         usual = self._in_flight.usual_seconds
         return max(usual, self._expected_of(self.first.plan)) if self.first is not None else usual
 
@@ -170,7 +169,7 @@ class Deadlines:
         return max(alone, self._in_flight.usual_seconds) if plan.kind == "train" else alone
 
     def overdue(self) -> str:
-        """Which nodes have not come out of a sum in time; empty if none, or if a rank alone has no one to wait for."""
+        """Return which nodes have not come out of a sum in time; empty if none. A rank alone has no one to wait for."""
         if self._state.stage != "formed" or self._state.engine == "none":
             return ""
         parameters = self._state.any_ready.parameters
@@ -184,7 +183,7 @@ class Deadlines:
     # ------------------------------------------------------------ parts
 
     def late(self) -> dict[int, str]:
-        """Why, of each rank that takes much longer over its part than is usual."""
+        """Return why, of each rank that takes much longer over its part than is usual."""
         first = self.first
         if first is None or first.plan.kind in NEVER_LATE:
             return {}
@@ -212,7 +211,7 @@ class Deadlines:
         return f"until {PARTS[newest.plan.kind].format(step=newest.plan.step)} is done"
 
     def still(self) -> dict[int, float]:
-        """How long each rank waited for has made no progress, as a part of what makes a hang. Call it at each tick."""
+        """Return how long each rank waited for has made no progress, as a part of what makes a hang. For each tick."""
         if self._state.stage == "formed":
             self._unformed_since = None
         elif self._unformed_since is None:
@@ -245,7 +244,7 @@ class Deadlines:
         return self._state.engine == "none"
 
     def stuck_in_loading(self, rank: int) -> bool:
-        """Whether a trainer that says that it is there has made no progress while it loads."""
+        """Return whether a trainer that says that it is there has made no progress while it loads."""
         return self.stalls.seconds(rank) >= self.stalls.load_limit_seconds()
 
     def report_slow(self) -> None:

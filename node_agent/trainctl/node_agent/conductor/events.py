@@ -219,12 +219,12 @@ class CommandEnded:
 
     @property
     def before(self) -> str | None:
-        """What it found, in words."""
+        """Return what it found, in words."""
         return event_prose.result(self.made)[0] if self.made is not None else None
 
     @property
     def after(self) -> str | None:
-        """What it left, in words."""
+        """Return what it left, in words."""
         return event_prose.result(self.made)[1] if self.made is not None else None
 
 

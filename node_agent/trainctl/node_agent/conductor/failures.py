@@ -66,12 +66,12 @@ class Hangs:
         return Hung(long[0], f"hung, {self._why(long[0])}") if long and self.may_go_back else None
 
     def is_last(self, rank: int) -> bool:
-        """Whether no one else has the state of the last step."""
+        """Return whether no one else has the state of the last step."""
         return rank in self._state.live and not self._restarts.can_spare(rank)
 
     @property
     def may_go_back(self) -> bool:
-        """Whether there is a checkpoint; a run that is to stop ends by its own time limit."""
+        """Return whether there is a checkpoint; a run that is to stop ends by its own time limit."""
         return bool(self._state.durable.written) and self._state.durable.mode != "stopping"
 
     def give_up_last(self, hung: Hung) -> None:
@@ -111,7 +111,7 @@ class Hangs:
         return "; no other node is reachable" if silent.alone and not silent.in_touch else ""
 
     def waited_for(self, rank: int) -> str:
-        """What a hung rank is waited for in spite of that, and until when; empty if it will be replaced."""
+        """Return what a hung rank is waited for in spite of that, and until when; empty if it will be replaced."""
         if not self.is_last(rank):
             return ""
         heard, until = self._waiting.get(rank, (None, ""))
@@ -170,7 +170,7 @@ class Failures:
         self._restarts.ended(ended.rank, ended.why)
 
     def _look_for_memory_death(self, ended: RankEnded) -> None:
-        """Of one that had loaded: what loading takes, no micro-batch changes."""
+        """Look only at one that had loaded: what loading takes, no micro-batch changes."""
         rank = ended.rank
         loads = self._state.stage == "loading" or self._restarts.is_starting(rank)
         if ended.memory and not (loads and self._state.ranks[rank].ready is None):

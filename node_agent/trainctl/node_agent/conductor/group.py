@@ -130,7 +130,7 @@ class Group:
 
     @property
     def _finishes_first(self) -> bool:
-        """Whether one that is waited for is at something that it finishes first, as a checkpoint."""
+        """Return whether one that is waited for is at something that it finishes first, as a checkpoint."""
         awaited = self._state.awaited if self._state.is_forming else ()
         return any(self._state.ranks[rank].doing.startswith(LENGTHY_PHASES) for rank in awaited)
 
@@ -273,7 +273,7 @@ class Group:
         return True
 
     def _keep_setups(self, members: Iterable[int]) -> None:
-        """What the members compute with, and after a resume what differs from when the checkpoint's step was made."""
+        """Keep what the members compute with; after a resume, say how that differs from the checkpoint's step."""
         state, durable, ready = self._state, self._state.durable, self._state.ready
         setups = {rank: setup_of(state.node(rank), ready[rank]) for rank in members if rank in ready}
         if durable.resumed is not None:
@@ -296,7 +296,7 @@ class Group:
         return GenerationFormed(generation, len(members), members, state.engine, waited_seconds=waited_seconds, **given)
 
     def overdue(self) -> str:
-        """Which nodes have not answered an offer or a form in time; empty if none."""
+        """Return which nodes have not answered an offer or a form in time; empty if none."""
         state = self._state
         if state.now < state.due or not state.is_forming:
             return ""

@@ -138,7 +138,7 @@ class Commits:
             kept.pop(oldest, None)
 
     def forget(self, step: int) -> None:
-        """What was planned of an uncommitted step is given up; it is planned again."""
+        """Give up what was planned of an uncommitted step; it is planned again."""
         self._plans.pop(step, None)
 
     def count(self, report: Report) -> bool:
@@ -180,8 +180,8 @@ class Commits:
         self._state.persist(retracted=plan.step)
 
     def half_done(self, answers: Iterable[Fenced]) -> Half | None:
-        """What the accumulators hold of the next step's batch, if they hold parts of one and the same, and nothing has
-        been applied to the step since it was planned."""
+        """Return what the accumulators hold of the next step's batch, if they hold parts of one and the same, and
+        nothing has been applied to the step since it was planned."""
         plan, durable = self._plans.get(self._state.progress.step + 1), self._state.durable
         if plan is None or durable.mode == "paused":
             return None

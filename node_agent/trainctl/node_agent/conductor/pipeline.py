@@ -53,7 +53,7 @@ class DataSupply:
         return ""
 
     def lacking(self, stop: int) -> str:
-        """What a growing file lacks for the positions below `stop`, in words; empty if all live ranks have them."""
+        """Return what a growing file lacks for the positions below `stop`; empty if all live ranks have them."""
         live = [at.sealed for at in self._state.live.values()]
         if all(sealed is not None and (sealed.ended or sealed.samples >= stop) for sealed in live):
             return ""
@@ -88,10 +88,11 @@ class Pipeline:
         self._unfinished: tuple[StepPlan, Half | None] | None = None  # a step to be finished, or made again
 
     def facts(self) -> Facts:
-        """What edits may have to know."""
+        """Return what edits may have to know."""
         state = self._state
         models = self.rates.of(state.ranks)
-        return Facts(models, state.members, state.ready, state.silent_seconds(), self.most_micro(state.ranks))
+        ready = {rank: ready for rank, ready in state.ready.items() if rank not in state.durable.departed}
+        return Facts(models, state.members, ready, state.silent_seconds(), self.most_micro(state.ranks))
 
     def most_micro(self, ranks: Iterable[int]) -> dict[int, int]:
         """The largest micro-batch of calibrated ranks whose own is chosen: by memory, and by what failed lately."""
@@ -137,8 +138,8 @@ class Pipeline:
         return bool(self._state.wants_new_group or self._departures.due or self._state.returning)
 
     def _is_supplied(self) -> bool:
-        """Whether all ranks have the samples of the next step. Commands that it carries don't wait with it: as in a
-        pause, the next plan is journaled with them."""
+        """Return whether all ranks have the samples of the next step. Commands that it carries don't wait with it: as
+        in a pause, the next plan is journaled with them."""
         lacks = self._lacks_data()
         if lacks and self._carries and self.in_flight.is_still:
             self.hold_next_plan()
@@ -148,12 +149,11 @@ class Pipeline:
 
     @property
     def _carries(self) -> bool:
-        """Whether the next plan has commands."""
         carried = self._state.durable.carried.values()
         return bool(self._state.pending.staged) or any(one.step > self._state.planned_step for one in carried)
 
     def _lacks_data(self) -> str:
-        """What is missing for the next step with the edits that it takes up."""
+        """Return what is missing for the next step with the edits that it takes up."""
         config = self._state.config
         if not config.data.growing:
             return ""

@@ -68,7 +68,7 @@ class Proposals:
 
     @property
     def _modes(self) -> Mapping[PolicyName, PolicyMode]:
-        """Of all policies; worked out again only when what is kept of one has changed."""
+        """Modes of all policies; worked out again only when what is kept of one has changed."""
         kept, config = self._state.durable.policies, self._state.config
         if kept is not self._modes_kept:
             self._modes_kept = kept
@@ -85,7 +85,7 @@ class Proposals:
         return self._asked_known[kind]
 
     def is_pending(self, name: PolicyName) -> bool:
-        """Whether a policy that isn't off may still have something to decide."""
+        """Return whether a policy that isn't off may still have something to decide."""
         return self.mode(name) != "off" and not REGISTRY[name].is_over(self._facts(None))
 
     def replay(self, steps: Sequence[StepCommitted]) -> None:
@@ -154,7 +154,7 @@ class Proposals:
         self._state.happen(PolicyModeChanged(name, before, "advise", cause), by=AUTHOR + name, verb="autopilot")
 
     def policy_statuses(self) -> tuple[PolicyStatus, ...]:
-        """What each policy sees, and would do next. Costs as much as some steps: ask it only for a person."""
+        """Return what each policy sees, and would do next. Costs as much as some steps: ask it only for a person."""
         self._forget_old()
         return tuple(self._status_of(name, policy) for name, policy in REGISTRY.items())
 
@@ -168,7 +168,7 @@ class Proposals:
         return PolicyStatus(name, mode, found.figures, found.command, found.why, waits)
 
     def _waits(self) -> str:
-        """What a command that isn't urgent waits for."""
+        """Return what a command that isn't urgent waits for."""
         waited = next((name for name, kept in self._state.durable.policies.items() if kept.sent), None)
         if waited is not None:
             return f"the outcome of {waited}'s command"
@@ -226,7 +226,7 @@ class Proposals:
         self._expected = {id: since for id, since in self._expected.items() if id not in lost}
 
     def _is_busy(self, name: PolicyName, proposal: Proposal) -> bool:
-        """Whether another command must end, or have its effect measured, before this one."""
+        """Return whether another command must end, or have its effect measured, before this one."""
         if proposal.is_urgent:
             return bool(self._kept(name).sent)
         return bool(self._measured_steps_left) or any(kept.sent for kept in self._state.durable.policies.values())

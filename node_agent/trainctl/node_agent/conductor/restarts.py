@@ -130,7 +130,7 @@ class Restarts:
         self._due: dict[int, float] = {}  # when a rank's trainer is started again
 
     def can_spare(self, rank: int, *, without: Collection[int] = ()) -> bool:
-        """Whether the others can continue without it: one of them, not in `without`, has the last step's state."""
+        """Return whether another rank, not in `without`, has the last step's state, so that the run can continue."""
         ranks = self._state.ranks
         others = self._state.settings.live.keys() & self._state.members - {rank, *without}
         return any(not ranks[other].ended for other in others)
@@ -221,13 +221,13 @@ class Restarts:
         return "restarted; it will rejoin when its model is loaded" if given_up else ""
 
     def is_loading(self, rank: int) -> bool:
-        """Whether a rank that is lost, or that the run begins with, has a process that has not loaded yet."""
+        """Return whether a rank that is lost, or that the run begins with, has a process that has not loaded yet."""
         at = self._state.ranks[rank]
         is_due = self._state.settings.ranks[rank].out == "lost" or self._is_first(rank)
         return is_due and not at.ended and at.ready is None
 
     def loads_first(self, rank: int) -> bool:
-        """Whether the run can't begin before this rank has loaded."""
+        """Return whether the run can't begin before this rank has loaded."""
         return self._is_first(rank) and self.is_loading(rank)
 
     def _is_first(self, rank: int) -> bool:
@@ -235,8 +235,8 @@ class Restarts:
         return at_beginning and not self._state.settings.ranks[rank].out
 
     def silence_limit_seconds(self, rank: int, *, in_touch: bool = True) -> float:
-        """How long a trainer may say nothing; the longest while it loads for the first time. `in_touch`: whether its
-        node is reachable."""
+        """Return how long a trainer may say nothing; the longest while it loads for the first time. `in_touch`: whether
+        its node is reachable."""
         if self._state.ranks[rank].ready is not None:
             is_profiled = in_touch and self._state.durable.is_profiled(self._state.progress.step, rank)
             return PROFILE_SECONDS if is_profiled else share_edits.AWAY_SECONDS
@@ -253,8 +253,8 @@ class Restarts:
             self._starts.setdefault(rank, 1)
 
     def starts_again_in_first_load(self, rank: int) -> bool:
-        """Whether another is to be started for a rank that the run begins with: it hung and was ended, or it computed
-        the reference, which may take hours."""
+        """Return whether another is to be started for a rank that the run begins with: it hung and was ended, or it
+        computed the reference, which may take hours."""
         return rank in self._hung_first | self._computing and self._is_first(rank)
 
     def end_hung(self, rank: int, why: str) -> None:
@@ -268,7 +268,7 @@ class Restarts:
         self._state.ranks[rank].heard = self._state.now  # should that not reach it, it is ended again
 
     def is_starting(self, rank: int) -> bool:
-        """Whether another process has been asked for, and has not ended."""
+        """Return whether another process has been asked for, and has not ended."""
         return rank in self._starts and not self._state.ranks[rank].ended
 
     def stepped(self, ranks: Collection[int]) -> None:

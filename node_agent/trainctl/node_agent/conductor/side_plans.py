@@ -79,7 +79,7 @@ class SidePlans:
             self._state.pending.scheduled.add("measure")
 
     def schedule_periodic(self, step: int) -> None:
-        """What is due after `step`."""
+        """Schedule what is due after `step`."""
         if not 0 < step < self._state.config.run.steps:
             return
         for kind, steps in self._every_steps.items():
@@ -107,7 +107,7 @@ class SidePlans:
             self._state.pending.scheduled.add("checkpoint")
 
     def owes_checkpoint(self, step: int) -> bool:
-        """Whether a run that ends after `step` wants one that has not been written."""
+        """Return whether a run that ends after `step` wants one that has not been written."""
         durable, config = self._state.durable, self._state.config
         wanted = config.checkpoint.at_end if step >= config.run.steps else durable.stop_writes_checkpoint
         return wanted and step > 0 and self._done.get("checkpoint") != step
@@ -153,7 +153,7 @@ class SidePlans:
         return ""
 
     def _measured(self, reports: Reports) -> None:
-        """What each rank managed alone, for the policy of first shares; they are unchanged if one timed nothing."""
+        """Give the policy of first shares what each rank managed alone; they are unchanged if one timed nothing."""
         state, seen = self._state, {rank: report.samples_per_second or 0.0 for rank, report in reports.items()}
         state.keep(timed=True)
         untimed = [state.settings.label(rank) for rank, rate in seen.items() if not 0 < rate < math.inf]
@@ -242,7 +242,7 @@ def sample(state: ConductorState, plan: StepPlan, reports: Reports) -> None:
 
 
 def defragmentation(state: ConductorState, plan: StepPlan, reports: Reports) -> None:
-    """What the ranks gave back to their devices; empty where a device has no cache of its own."""
+    """End the commands with what the ranks gave back to their devices."""
     freed = [report.values[FREED] for report in reports.values() if FREED in report.values]
     result = f"{sum(freed) / 1e9:.2f} GB of caches cleared" if freed else "caches cleared"
     for id in plan.commands:
@@ -251,7 +251,7 @@ def defragmentation(state: ConductorState, plan: StepPlan, reports: Reports) -> 
 
 
 def profile(state: ConductorState, plan: StepPlan, reports: Reports) -> None:
-    """Which ranks record the steps that follow. The commands fail only if none does."""
+    """Keep which ranks record the steps that follow. The commands fail only if none does."""
     refused = {rank: report.skipped for rank, report in reports.items() if report.skipped}
     first, last = plan.step + 2, plan.step + 1 + plan.profile_steps
     asked = Profiling(plan.seq, next(iter(plan.commands), None), last)

@@ -132,7 +132,7 @@ class Pending:
 
     @property
     def _queues(self) -> list[list[Commanded]]:
-        """What can expire; a stop doesn't."""
+        """Queues whose commands can expire; a stop doesn't."""
         return [self.staged, *self.side.values(), self.pausing]
 
     def take_expired(self, now: float) -> list[Commanded]:
@@ -276,7 +276,7 @@ class ConductorState:
 
     @property
     def is_current(self) -> bool:
-        """Whether the generation is one of the live ranks, no more and no less."""
+        """Return whether the generation is one of the live ranks, no more and no less."""
         return self.members == self.durable.settings.live.keys()
 
     @property
@@ -291,12 +291,12 @@ class ConductorState:
 
     @property
     def ready(self) -> dict[int, Ready]:
-        """What the ranks that live, drained ones included, said when they had loaded."""
+        """Return what the ranks that live, drained ones included, said when they had loaded."""
         return {rank: at.ready for rank, at in self.ranks.items() if at.ready is not None and not at.ended}
 
     @property
     def any_ready(self) -> Ready:
-        """What a live rank said when it had loaded; what all have in common is in it."""
+        """Return what a live rank said when it had loaded; what all have in common is in it."""
         live = self.durable.settings.live
         return next(ready for rank in live if (ready := self.ranks[rank].ready) is not None)
 
@@ -317,7 +317,7 @@ class ConductorState:
 
     @property
     def answers(self) -> list[Fenced]:
-        """What the live ranks have answered to a fence."""
+        """Return what the live ranks have answered to a fence."""
         return [at.fenced for at in self.live.values() if at.fenced is not None]
 
     def silent_seconds(self) -> dict[int, float]:

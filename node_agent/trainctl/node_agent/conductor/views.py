@@ -85,7 +85,7 @@ def rank_view(
 
 
 def same_but_progress(one: RunView, other: RunView) -> bool:
-    """Whether two views differ by no more than a committed step makes them."""
+    """Return whether two views differ by no more than a committed step makes them."""
 
     def still(view: RunView) -> RunView:
         return msgspec.structs.replace(view, step=0, cursor=0, learning_rate=0.0, boot="", seq=0)
@@ -123,7 +123,7 @@ def _rank_state(conductor: Conductor, rank: int, away: str) -> RankState:
 
 
 def _rolls_back(conductor: Conductor) -> bool:
-    """Whether the run goes back by a command: no rank has failed."""
+    """Return whether the run goes back by a command: no rank has failed."""
     return conductor.goes_back and conductor.durable.rollback is not None
 
 

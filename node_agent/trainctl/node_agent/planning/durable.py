@@ -58,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
         return {rank: setting.micro_in_force for rank, setting in self.live.items()}
 
     def label(self, rank: int) -> str:
-        """What a person calls the rank: its node, and its number too where the node has several."""
+        """Return what a person calls the rank: its node, and its number too where the node has several."""
         node = self.ranks[rank].node
         alone = sum(setting.node == node for setting in self.ranks.values()) == 1
         return node if alone else f"{node} (rank {rank})"
@@ -167,7 +167,7 @@ class Durable(msgspec.Struct, frozen=True):
     departed: tuple[int, ...] = ()  # lost ranks whose nodes shut down, until those are back
 
     def is_profiled(self, step: int, rank: int | None = None) -> bool:
-        """Whether a profile of the rank slows a step; of any rank if it is None."""
+        """Return whether a profile of the rank slows a step; of any rank if it is None."""
         known = self.profiling.values() if rank is None else filter(None, [self.profiling.get(rank)])
         return any(step <= one.last_step + TRACE_STEPS for one in known)
 

@@ -89,8 +89,9 @@ class MemoryPeaks:
         sizes[micro].append(peak)
 
     def of(self, ranks: Iterable[int]) -> dict[int, MemoryModel]:
-        """Of the ranks that are known: by their steps if those had different micro-batches, or as calibrated, through
-        the peak of their steps. Of both the one where a sample takes more: a process may keep memory."""
+        """Return models of the ranks that are known: by their steps if those had different micro-batches, or as
+        calibrated, through the peak of their steps. Of both the one where a sample takes more: a process may keep
+        memory."""
         self._take_steps()
         found = {rank: self._model(rank) for rank in ranks}
         return {rank: model for rank, model in found.items() if model is not None}

@@ -57,7 +57,7 @@ class PlanMaker:
         return self._plan("measure", {rank: (Range(self.cursor, 2 * micro),) for rank, micro in micros.items()})
 
     def probe(self) -> StepPlan:
-        """What every live rank's model says of the same first samples of the data: nothing is consumed."""
+        """Outputs of every live rank's model for the same first samples of the data: nothing is consumed."""
         return self._plan("probe")
 
     def sample(self, asked: SampleModel, node: str | None) -> StepPlan:
@@ -124,7 +124,7 @@ def again(plan: StepPlan, durable: Durable) -> StepPlan:
 
 
 def _sampling(asked: SampleModel, config: RunFile) -> Sampling:
-    """What a command asks, the rest as in the run file."""
+    """Return what a command asks, the rest as in the run file."""
     table = config.samples
     own = (ChatMessage("user", asked.prompt),) if asked.prompt is not None and asked.chat else asked.prompt
     chosen = msgspec.structs.asdict(asked)

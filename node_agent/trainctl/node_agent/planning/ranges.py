@@ -49,7 +49,7 @@ def subtract(ranges: Iterable[Range], held: Iterable[Range]) -> list[Range]:
 
 
 def merge(ranges: Iterable[Range]) -> list[Range]:
-    """The same positions as ascending ranges that don't touch. The input must not overlap."""
+    """Return the positions as ascending ranges that don't touch. The input must not overlap."""
     merged: list[Range] = []
     for piece in sorted(ranges):
         if merged and merged[-1].stop == piece.start:

@@ -167,7 +167,7 @@ def difference(probes: Mapping[int, Probed], rank: int, other: int, precision: P
 
 
 def likely_cause(own: Probed, other: Probed, names: tuple[str, str]) -> str:
-    """What most probably makes two ranks, whose `names` are given, differ, and what to look at."""
+    """Return what most probably makes two ranks, whose `names` are given, differ, and what to look at."""
     gaps = _gaps(own, other)
     largest = max(gaps, default=0.0)
     if (own.tokens_digest, own.lengths) != (other.tokens_digest, other.lengths):

@@ -117,7 +117,7 @@ def free_ranks(settings: Settings, models: Mapping[int, StepModel], most_micro: 
 
 
 def costs(settings: Settings, models: Mapping[int, StepModel], most_micro: Mapping[int, int]) -> dict[int, ShareCost]:
-    """What shares cost the live ranks, of which there must be a model each: with the micro-batches that are set, or
+    """Return what shares cost the live ranks, each of which must have a model: with the micro-batches that are set, or
     with any up to `most_micro` where that is chosen with the share."""
     micros = {rank: setting.micro_batch for rank, setting in settings.live.items()}
     most = {rank: size for rank, size in most_micro.items() if settings.ranks[rank].auto_micro}
@@ -125,7 +125,7 @@ def costs(settings: Settings, models: Mapping[int, StepModel], most_micro: Mappi
 
 
 def least_seconds(settings: Settings, models: Mapping[int, StepModel], most_micro: Mapping[int, int]) -> float:
-    """What no step goes below, whatever the shares; it is found in a fraction of the time that a split takes."""
+    """Return what no step goes below, whatever the shares; it is found in a fraction of the time that a split takes."""
     free = {*free_ranks(settings, models, most_micro)} if most_micro else set()
     rated = [
         models[rank].rated(most_micro[rank] if rank in free else setting.micro_batch)
@@ -155,7 +155,7 @@ def _why_not(settings: Settings, node: str) -> str:
 
 
 def why_no_share(settings: Settings, rank: int) -> str:
-    """Of a rank that is out, and what would change that."""
+    """Return why a rank is out, and what would change that."""
     node, out = settings.ranks[rank].node, settings.ranks[rank].out
     if out == "lost":
         return f"{node} is lost and takes no share until it is back"

@@ -118,7 +118,7 @@ class Rates:
             self._fitted.pop(rank, None)
 
     def of(self, ranks: Iterable[int]) -> dict[int, StepModel]:
-        """Of the ranks of which anything is known, if only their calibration."""
+        """Return models of the ranks of which anything is known, if only their calibration."""
         wanted = {*ranks}
         timed = self.timed(wanted)
         untimed = sorted(self._calibrated.keys() & wanted - timed.keys())
@@ -127,11 +127,11 @@ class Rates:
         return timed | {rank: StepModel(self._calibrated[rank], floors[rank]) for rank in untimed}
 
     def curve(self, rank: int) -> PassCurve | None:
-        """Of a rank that is known at several micro-batches."""
+        """Return the curve of a rank that is known at several micro-batches."""
         return self._calibrated.get(rank) or self._fitted.get(rank)
 
     def timed(self, ranks: Iterable[int]) -> dict[int, StepModel]:
-        """Of the ranks that this run has timed; one timed by itself counts with the least floor of the others."""
+        """Return models of the ranks that this run has timed; one timed by itself has the least floor of the others."""
         self._take_steps()
         wanted = {*ranks}
         timings = {rank: rows for rank, rows in self._timings.items() if rank in wanted}
@@ -153,6 +153,6 @@ def _timing(report: Report) -> Timing:
 
 
 def _has_moved(before: list[Timing], now: list[Timing]) -> bool:
-    """Whether a rank has another speed, by steps of the same share and micro-batch."""
+    """Return whether a rank has another speed, by steps of the same share and micro-batch."""
     was = middle([row.busy for row in before])
     return abs(middle([row.busy for row in now]) - was) > MOVED * was

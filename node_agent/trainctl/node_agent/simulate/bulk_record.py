@@ -12,7 +12,7 @@ import numpy as np
 
 from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rollups import LIVE_RANK_STEPS, RANK_EXPRESSIONS, RUN_RANK, STEP_EXPRESSIONS
@@ -75,10 +75,10 @@ class BulkRecord(RunDb):
         """Raises InvalidInputError if the record can't be used."""
         super().__init__(paths, resumable=False)
         self._kept: list[writes.Write] = []
-        self._steps_kept: dict[tuple[int, m.Generation], m.StepCommitted] = {}
-        self._parts_kept: list[tuple[m.RankStep, float]] = []
+        self._steps_kept: dict[tuple[int, messages.Generation], messages.StepCommitted] = {}
+        self._parts_kept: list[tuple[messages.RankStep, float]] = []
 
-    def commit(self, step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: float) -> None:
+    def commit(self, step: messages.StepCommitted, ranks: Sequence[messages.RankStep], finished_at: float) -> None:
         """Keep a step, or further parts of it, for the next transaction."""
         self._steps_kept.setdefault((step.step, step.generation), step)
         self._parts_kept += [(part, finished_at) for part in ranks]

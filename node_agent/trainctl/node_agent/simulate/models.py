@@ -92,7 +92,7 @@ class DeviceSpec:
     profile: ProfileSummary | None  # that the rank says it has
 
     def out_of_memory(self, micro: int) -> bool:
-        """Whether a pass of so many samples needs more than there is."""
+        """Return whether a pass of so many samples needs more than there is."""
         if self.memory is None or self.cap_bytes is None:
             return False
         return self.memory.peak(micro) > self.cap_bytes
@@ -127,7 +127,7 @@ class DeviceModel:
         self._fits: dict[int, tuple[int, int]] = {}  # what memory leaves of a micro-batch, and the passes made again
 
     def part(self, step: int, samples: int, micro: int, now: float) -> SimulatedPart:
-        """Of a step that begins `now` (seconds since the run began)."""
+        """Return the part of a step that begins `now` (seconds since the run began)."""
         settings, curve = self._settings, self.spec.curve
         micro, replays = self._fitting(min(micro, max(samples, 1)))
         seconds = curve.share_seconds(samples, micro) * self._chance(settings.noise)
@@ -167,7 +167,7 @@ class DeviceModel:
         return self._drifted
 
     def forward_seconds(self, samples: int, micro: int) -> float:
-        """Of samples that are only evaluated."""
+        """Return the seconds of samples that are only evaluated."""
         return FORWARD_PART * self.spec.curve.share_seconds(samples, self._fitting(max(micro, 1))[0])
 
     def seconds_to_failure(self) -> float:
@@ -176,7 +176,7 @@ class DeviceModel:
         return self._failures.expovariate(1.0) * 3600 * hours if hours else math.inf
 
     def fails_at(self, step: int) -> bool:
-        """Whether its trainer dies in the step."""
+        """Return whether its trainer dies in the step."""
         return step in self._settings.fails_at
 
 
@@ -202,13 +202,13 @@ class SimulatedLinks:
     state_bytes: int
 
     def sum_seconds(self, ranks: Sequence[int]) -> float:
-        """Of all gradients over these ranks, in a ring; 0 for one alone."""
+        """Return the seconds of a sum of all gradients over these ranks, in a ring; 0 for one alone."""
         if len(ranks) < 2:
             return 0.0
         return sum_seconds(self.gradient_bytes, len(ranks), [self.of[rank] for rank in ranks])
 
     def transfer_seconds(self, ranks: Sequence[int]) -> float:
-        """Of the whole state to the ranks that are behind, over the slowest of these links."""
+        """Return the seconds of the whole state to the ranks that are behind, over the slowest of these links."""
         slowest = min(bandwidth(self.of[rank]) for rank in ranks)
         return self.state_bytes / slowest
 
@@ -249,5 +249,5 @@ class LossModel:
         return loss, (0.5 + 0.2 * loss) * chance.lognormvariate(0, 0.1)
 
     def held_out(self, samples: int) -> float:
-        """Of an evaluation after `samples`."""
+        """Return the loss of an evaluation after `samples`."""
         return self.curve(samples) + HELD_OUT_GAP

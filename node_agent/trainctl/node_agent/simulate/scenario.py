@@ -108,7 +108,7 @@ def _trained(config: RunFile, facts: ModelFacts | None, path: Path) -> int:
 
 
 def _link(node: SimulatedNode, profile: DeviceProfile | None) -> LinkRate:
-    """Of one node: what its settings say, else the slowest link of its profile, else a usual one."""
+    """Return what a node's settings say, else the slowest link of its profile, else a usual one."""
     links = profile.links if profile is not None else ()
     measured = min((min(one.sent_bytes_per_second, one.received_bytes_per_second) for one in links), default=None)
     delays = [one.latency_seconds for one in links if one.latency_seconds is not None]
@@ -132,7 +132,6 @@ class _Maker:
         return read_profile(file)
 
     def device(self, name: str, node: SimulatedNode, profile: DeviceProfile | None) -> DeviceSpec:
-        """Of one node."""
         table = self._config.nodes[name]
         device = self._known(name, node) if node.device else None
         memory = self._memory(node, profile, table)
@@ -178,7 +177,7 @@ class _Maker:
         return found
 
     def _memory(self, node: SimulatedNode, profile: DeviceProfile | None, table: NodeTable) -> MemoryModel | None:
-        """What the settings say, else the profile's peaks, else an estimate."""
+        """Return what the settings say, else the profile's peaks, else an estimate."""
         found = None
         if profile is not None:
             found = memory_estimate.fit([(one.micro, one.peak_bytes) for one in profile.passes if one.peak_bytes])

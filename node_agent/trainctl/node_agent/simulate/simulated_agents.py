@@ -26,7 +26,7 @@ from trainctl.node_agent.simulate.simulated_rank import make_ranks
 from trainctl.node_agent.simulate.simulated_reports import device_reading
 from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE, HostedTrainer, TrainerSupervisor
 from trainctl.node_agent.transport import bind, parent_watch
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record import log_format
@@ -67,7 +67,7 @@ class RunTrainers:
             while True:
                 (frame,) = await socket.recv_multipart()
                 order = codec.decode_order(frame)
-                if not isinstance(order, m.WorkSlice):
+                if not isinstance(order, messages.WorkSlice):
                     self.ranks[rank].take(order)
         finally:
             beating.cancel()
@@ -81,7 +81,7 @@ class RunTrainers:
         match event:
             case conductor_events.RankEnded(rank, clean, why):
                 self.end(rank, 0 if clean else 1, why)
-            case m.Message() if event.rank in self._sockets:
+            case messages.Message() if event.rank in self._sockets:
                 self._sockets[event.rank].send(codec.encode(event))
 
     def end(self, rank: int, status: int, why: str) -> None:
@@ -150,7 +150,7 @@ class SimulatedTrainers(TrainerSupervisor):
         run.end(rank, -signal.SIGTERM, "ended by its agent")
         return True
 
-    def devices(self, node: str) -> tuple[m.GpuReading, ...]:
+    def devices(self, node: str) -> tuple[messages.GpuReading, ...]:
         """Return what is known of a node's device, once it has taken part in a run."""
         for run in reversed(self._runs.values()):
             nodes = [*run.scenario.config.nodes]
@@ -173,8 +173,8 @@ class SimulatedMachine(HostReader):
         super().__init__(node, path, devices=())
         self._read_devices = partial(trainers.devices, node)
 
-    def read(self, at: float, own_pids: Container[int] = (), trainer: int | None = None) -> m.HostReading:
-        return m.HostReading(
+    def read(self, at: float, own_pids: Container[int] = (), trainer: int | None = None) -> messages.HostReading:
+        return messages.HostReading(
             node=self._node,
             read_at=at,
             cpu_percent=None,

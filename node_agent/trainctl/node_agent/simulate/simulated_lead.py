@@ -4,7 +4,7 @@ import dataclasses
 
 import msgspec
 
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor import events as conductor_events
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.durable import Durable
@@ -13,10 +13,10 @@ from trainctl.node_agent.runs.figures import Links, RunCosts, RunEta, compared, 
 from trainctl.node_agent.simulate.bulk_record import BulkRecord
 from trainctl.node_agent.simulate.models import WORD_SECONDS, EventQueue
 from trainctl.node_agent.simulate.simulated_rank import SimulatedRank
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.config.cluster_file import Prices
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import events as run_events
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import VIEW_KEY
 from trainctl.protocol.wire.codec import encode_json
@@ -36,7 +36,7 @@ class SimulatedLead:
         self, conductor: Conductor, paths: RunPaths, recorder: BulkRecord, lead: str, queue: EventQueue, prices: Prices
     ) -> None:
         self.conductor, self.recorder, self.ranks = conductor, recorder, dict[int, SimulatedRank]()
-        self.ended: d.Ended | None = None
+        self.ended: conductor_events.Ended | None = None
         self.actions: dict[str, int] = {}  # commands of policies that were applied, by policy
         self._paths, self._lead, self._queue = paths, lead, queue
         self._costs = RunCosts(recorder, prices)
@@ -45,74 +45,64 @@ class SimulatedLead:
         conductor.proposals.replay(newest)
         self._statistics = StepStatistics(newest[-STATISTICS_STEPS:])
         self._kept_durable: Durable | None = None
-        self._sent: dict[str, d.Proposed] = {}
-        self._before: dict[int, m.RankView] = {}
-        self._links: tuple[m.Generation, Links] | None = None
+        self._sent: dict[str, conductor_events.Proposed] = {}
+        self._before: dict[int, messages.RankView] = {}
+        self._links: tuple[messages.Generation, Links] | None = None
 
     @property
     def at(self) -> float:
         """Unix seconds of the simulation."""
         return STARTED_AT + self._queue.now
 
-    def feed(self, event: d.Input) -> None:
+    def feed(self, event: conductor_events.Input) -> None:
         """Give the conductor an event and carry out what it decides."""
         if self.ended is not None:
             return
         for decision in self.conductor.handle(event, self._queue.now):
             self._carry_out(decision)
-        if not isinstance(event, m.Soon | m.Report):
+        if not isinstance(event, messages.Soon | messages.Report):
             self._look()
 
     def _look(self) -> None:
-        """Whether the run's state or its settings are others: its cost and its time left follow them."""
+        """Return whether the run's state or its settings are others: its cost and its time left follow them."""
         state = self.conductor.state
         self._costs.look(self.conductor.durable.settings, state, self.at)
         self._eta.look(state, self.conductor.reason, self._queue.now)
 
-    def _carry_out(self, decision: d.Decision) -> None:
+    def _carry_out(self, decision: conductor_events.Decision) -> None:
         match decision:  # by how often they come
-            case d.RankDone(part, step):
+            case conductor_events.RankDone(part, step):
                 self.recorder.commit(step, [self._joined(part)], step.committed_at)
-            case d.Issue(plan, durable, held):
+            case conductor_events.Issue(plan, durable, held):
                 self._issue(plan, durable, held=held)
-            case d.Commit(step, first):
+            case conductor_events.Commit(step, first):
                 self._commit(step, first)
-            case d.Persist(durable):
+            case conductor_events.Persist(durable):
                 self._keep_durable(durable)
-            case d.Tell(rank, message):
+            case conductor_events.Tell(rank, message):
                 self.ranks[rank].take(message)
-            case d.Start(rank):
+            case conductor_events.Start(rank):
                 self.ranks[rank].start()
-            case d.Kill(rank):
+            case conductor_events.Kill(rank):
                 self.ranks[rank].die("killed because it hung")
-            case d.Ended():
+            case conductor_events.Ended():
                 self.ended = decision
-            case _:
-                self._record(decision)
-
-    def _record(
-        self,
-        decision: d.Retract | d.Evaluated | d.Sampled | d.Drifted | d.Happened | d.Proposed | d.CommandEnded,
-    ) -> None:
-        """What only the record and policies are about."""
-        match decision:
-            case d.Retract(step):
+            case conductor_events.Retract(step):
                 self.recorder.retract_after(step - 1)
-            case d.Evaluated():
-                made = decision
-                self.recorder.evaluation(made.step, self.at, made.loss, made.weight, made.seconds, made.values)
-            case d.Sampled(sample):
+            case conductor_events.Evaluated(step, loss, weight, seconds, values):
+                self.recorder.evaluation(step, self.at, loss, weight, seconds, values)
+            case conductor_events.Sampled(sample):
                 self.recorder.sample(sample)
-            case d.Drifted(step, by_rank):
+            case conductor_events.Drifted(step, by_rank):
                 self.recorder.drifts(step, self.at, by_rank)
-            case d.Happened():
+            case conductor_events.Happened():
                 self.note(decision)
-            case d.Proposed():
+            case conductor_events.Proposed():
                 self._propose(decision)
-            case d.CommandEnded():
+            case conductor_events.CommandEnded():
                 self._end_command(decision)
 
-    def _issue(self, plan: m.StepPlan, durable: Durable, *, held: bool) -> None:
+    def _issue(self, plan: messages.StepPlan, durable: Durable, *, held: bool) -> None:
         self._keep_durable(durable)
         self._eta.issued(plan)
         self.recorder.plan(plan, self.at)
@@ -120,7 +110,7 @@ class SimulatedLead:
             for work in plan.work:
                 self.ranks[work.rank].take(plan)
 
-    def _commit(self, step: m.StepCommitted, first: m.RankStep) -> None:
+    def _commit(self, step: messages.StepCommitted, first: messages.RankStep) -> None:
         step = self._costs.with_cost(step)
         if step.step % TIME_LEFT_STEPS:
             self._eta.measure(step, self._queue.now)
@@ -129,7 +119,7 @@ class SimulatedLead:
             step = self._eta.with_time_left(step, held_out, self._queue.now)
         self.recorder.commit(self._statistics.joined(step), [self._joined(first)], step.committed_at)
 
-    def _joined(self, part: m.RankStep) -> m.RankStep:
+    def _joined(self, part: messages.RankStep) -> messages.RankStep:
         """With what a calibrated rank's part is of its calibration."""
         ready = self.conductor.ranks[part.rank].ready
         if ready is None or ready.profile is None:
@@ -143,27 +133,31 @@ class SimulatedLead:
 
     # ------------------------------------------------------------ commands of policies
 
-    def _propose(self, proposed: d.Proposed) -> None:
+    def _propose(self, proposed: conductor_events.Proposed) -> None:
         """The command comes back to the conductor like a person's."""
         self._sent[proposed.id] = proposed
         fields = {field.name: getattr(proposed, field.name) for field in dataclasses.fields(proposed)}
-        command = d.Commanded(**fields, expires=self._queue.now + TTL_SECONDS)
+        command = conductor_events.Commanded(**fields, expires=self._queue.now + TTL_SECONDS)
         self._queue.after(WORD_SECONDS, lambda: self.feed(command))
 
-    def _end_command(self, ended: d.CommandEnded) -> None:
+    def _end_command(self, ended: conductor_events.CommandEnded) -> None:
         sent = self._sent.pop(ended.id, None)
         if sent is None:
             return
         node, is_applied = sent.node or "", ended.state == "applied"
         if is_applied:
             self.actions[sent.by] = self.actions.get(sent.by, 0) + 1
-        made = ended.made or e.CommandApplied(node) if is_applied else e.CommandFailed(ended.reason, "", node)
-        severity: m.Severity = "info" if is_applied else "warning"
-        self.note(d.Happened(made, severity, sent.by, ended.step, sent.verb, ended.id, ended.state))
+        made = (
+            ended.made or run_events.CommandApplied(node)
+            if is_applied
+            else run_events.CommandFailed(ended.reason, "", node)
+        )
+        severity: messages.Severity = "info" if is_applied else "warning"
+        self.note(conductor_events.Happened(made, severity, sent.by, ended.step, sent.verb, ended.id, ended.state))
 
     # ------------------------------------------------------------ keeping
 
-    def note(self, happened: d.Happened) -> None:
+    def note(self, happened: conductor_events.Happened) -> None:
         """Keep an event."""
         fields = {field.name: getattr(happened, field.name) for field in dataclasses.fields(happened)}
         self.recorder.event(self.at, **fields, generation=self.conductor.durable.generation)
@@ -177,7 +171,7 @@ class SimulatedLead:
             self._look()
         self._kept_durable = durable
 
-    def view(self) -> m.RunView:
+    def view(self) -> messages.RunView:
         """The run as it is now, marked as simulated."""
         ranks = tuple(
             views.rank_view(self.conductor, rank, None, "", self._before.get(rank), self.at)

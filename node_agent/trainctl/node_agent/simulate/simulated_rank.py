@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor import events as conductor_events
 from trainctl.node_agent.planning import ranges
 from trainctl.node_agent.simulate import simulated_reports as made
 from trainctl.node_agent.simulate.models import (
@@ -23,7 +23,7 @@ from trainctl.node_agent.simulate.models import (
 )
 from trainctl.node_agent.simulate.scenario import Scenario, held_out_of
 from trainctl.node_agent.simulate.simulated_reports import InStep, RankFacts
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 
 Done = Callable[[], None]
 
@@ -31,7 +31,7 @@ Done = Callable[[], None]
 class SimulatedGroup:
     """Of the ranks of one `form` order."""
 
-    def __init__(self, form: m.Form, links: SimulatedLinks, queue: Clock) -> None:
+    def __init__(self, form: messages.Form, links: SimulatedLinks, queue: Clock) -> None:
         self.form, self.sum_seconds = form, links.sum_seconds(form.ranks)
         self._queue, self._is_broken = queue, False
         self._waiting: dict[Hashable, dict[int, tuple[Done, Done]]] = {}
@@ -65,7 +65,7 @@ class SimulatedGroups:
         self._links, self._queue = links, queue
         self._newest: SimulatedGroup | None = None
 
-    def of(self, form: m.Form) -> SimulatedGroup:
+    def of(self, form: messages.Form) -> SimulatedGroup:
         """Return the group of an order."""
         if self._newest is None or self._newest.form.generation != form.generation:
             self._newest = SimulatedGroup(form, self._links, self._queue)
@@ -92,8 +92,8 @@ class SimulatedRank:
         device: DeviceModel,
         links: SimulatedLinks,
         queue: Clock,
-        say: Callable[[d.Input], None],
-        group_of: Callable[[m.Form], SimulatedGroup],
+        say: Callable[[conductor_events.Input], None],
+        group_of: Callable[[messages.Form], SimulatedGroup],
     ) -> None:
         self.facts, self.rank = facts, facts.rank
         self._device, self._links, self._queue, self._say, self._group_of = device, links, queue, say, group_of
@@ -109,16 +109,16 @@ class SimulatedRank:
         """A new process, with the state of a step."""
         self.last_step, self.cursor = step, cursor
         self.loaded = False
-        self._generation: m.Generation | None = None
-        self._highest: m.Generation | None = None
+        self._generation: messages.Generation | None = None
+        self._highest: messages.Generation | None = None
         self._group: SimulatedGroup | None = None
-        self._plans = deque[m.StepPlan]()
-        self._held: tuple[m.Range, ...] = ()
-        self._held_from: m.Generation | None = None
-        self._begun: tuple[m.Generation, int] | None = None
+        self._plans = deque[messages.StepPlan]()
+        self._held: tuple[messages.Range, ...] = ()
+        self._held_from: messages.Generation | None = None
+        self._begun: tuple[messages.Generation, int] | None = None
         self._in_step: InStep | None = None
         self._free_at = 0.0
-        self._reports = deque[m.Report](maxlen=REPORTS_KEPT)
+        self._reports = deque[messages.Report](maxlen=REPORTS_KEPT)
 
     # ------------------------------------------------------------ its process
 
@@ -149,12 +149,12 @@ class SimulatedRank:
         self.alive = False
         self._life += 1
         self._leave()
-        self._queue.after(seconds, lambda: self._say(d.RankEnded(self.rank, clean, why)))
+        self._queue.after(seconds, lambda: self._say(conductor_events.RankEnded(self.rank, clean, why)))
 
-    def alive_message(self) -> m.Alive:
-        """What a trainer that works says every second."""
+    def alive_message(self) -> messages.Alive:
+        """Return what a trainer that works says every second."""
         phase, detail = ("backward", "") if self.loaded else ("loading", "simulated: loading")
-        return m.Alive(
+        return messages.Alive(
             run=self.facts.run,
             rank=self.rank,
             generation=self._highest,
@@ -176,28 +176,30 @@ class SimulatedRank:
 
     # ------------------------------------------------------------ orders
 
-    def take(self, order: m.ToTrainer) -> None:
+    def take(self, order: messages.ToTrainer) -> None:
         """An order of the conductor."""
         if not self.alive or not self.loaded:
             return
         match order:
-            case m.Leave():
+            case messages.Leave():
                 self._end(True, "exited with 0", WORD_SECONDS)
-            case m.StepPlan() if order.generation == self._generation:
+            case messages.StepPlan() if order.generation == self._generation:
                 self._plans.append(order)
                 if len(self._plans) == 1:
                     self._begin_next()
-            case m.Fence() | m.Offer() | m.Form() if self._highest is None or order.generation >= self._highest:
+            case messages.Fence() | messages.Offer() | messages.Form() if (
+                self._highest is None or order.generation >= self._highest
+            ):
                 self._highest = order.generation
                 self._take_membership(order)
 
-    def _take_membership(self, order: m.Fence | m.Offer | m.Form) -> None:
+    def _take_membership(self, order: messages.Fence | messages.Offer | messages.Form) -> None:
         same: dict[str, Any] = {"run": self.facts.run, "rank": self.rank, "generation": order.generation}
         match order:
-            case m.Fence():
+            case messages.Fence():
                 self._leave()
                 self._answer(
-                    m.Fenced(
+                    messages.Fenced(
                         **same,
                         last_step=self.last_step,
                         held_from=self._held_from if self._held else None,
@@ -205,13 +207,13 @@ class SimulatedRank:
                         reports=tuple(self._reports),
                     )
                 )
-            case m.Offer():
-                self._answer(m.Offered(**same, endpoints=(f"127.0.0.1:{self.rank + 1}",)))
-            case m.Form():
+            case messages.Offer():
+                self._answer(messages.Offered(**same, endpoints=(f"127.0.0.1:{self.rank + 1}",)))
+            case messages.Form():
                 self._leave()
                 self._form(order)
 
-    def _answer(self, message: d.Input) -> None:
+    def _answer(self, message: conductor_events.Input) -> None:
         self._later(WORD_SECONDS, lambda: self._say(message))
 
     def _leave(self) -> None:
@@ -225,12 +227,12 @@ class SimulatedRank:
             self._group.break_up()
             self._group = None
 
-    def _hold(self, pieces: Sequence[m.Range]) -> None:
+    def _hold(self, pieces: Sequence[messages.Range]) -> None:
         self._held = tuple(ranges.merge((*self._held, *pieces)))
 
     # ------------------------------------------------------------ its group
 
-    def _form(self, form: m.Form) -> None:
+    def _form(self, form: messages.Form) -> None:
         self._generation = form.generation
         if self.rank not in form.ranks:
             return
@@ -256,9 +258,11 @@ class SimulatedRank:
     def _say_broken(self) -> None:
         if self._generation is not None:
             reason = "simulated: connection closed by peer"
-            self._say(m.GroupFailed(run=self.facts.run, rank=self.rank, generation=self._generation, reason=reason))
+            self._say(
+                messages.GroupFailed(run=self.facts.run, rank=self.rank, generation=self._generation, reason=reason)
+            )
 
-    def _joined(self, form: m.Form, level: float) -> None:
+    def _joined(self, form: messages.Form, level: float) -> None:
         if self.rank in form.behind:
             self.last_step, self.cursor = form.step, form.cursor
             self._held, self._held_from, self._begun = (), None, None
@@ -282,7 +286,7 @@ class SimulatedRank:
             seconds = made.side_seconds(self.facts, self._device, self._links, plan, mine)
             self._later(seconds, partial(self._end_side, plan, mine, seconds))
 
-    def _begin_step(self, plan: m.StepPlan, mine: m.RankWork) -> None:
+    def _begin_step(self, plan: messages.StepPlan, mine: messages.RankWork) -> None:
         """As a trainer does, a batch is continued only if the plan says that it finishes that very one."""
         if plan.finishes is None or not self._held:
             self._held = ()
@@ -302,7 +306,7 @@ class SimulatedRank:
         assert step is not None
         plan = step.plan
         work = self._work
-        self._say(m.Soon(run=self.facts.run, rank=self.rank, generation=plan.generation, seq=plan.seq))
+        self._say(messages.Soon(run=self.facts.run, rank=self.rank, generation=plan.generation, seq=plan.seq))
         if self._work != work:
             return
         optimizer = step.part.optimizer
@@ -321,18 +325,18 @@ class SimulatedRank:
         self._held, self._held_from, self._in_step = (), None, None
         self._end_plan(report)
 
-    def _end_side(self, plan: m.StepPlan, mine: m.RankWork, seconds: float) -> None:
+    def _end_side(self, plan: messages.StepPlan, mine: messages.RankWork, seconds: float) -> None:
         if plan.kind == "checkpoint" and self.rank in plan.writers and self.facts.writes_in_background:
             self._write_in_background(plan)
-        self._end_plan(made.side_report(self.facts, self._device, self._links, plan, mine, seconds, self._queue.now))
+        self._end_plan(made.side_report(self.facts, self._links, plan, mine, seconds, self._queue.now))
 
-    def _write_in_background(self, plan: m.StepPlan) -> None:
+    def _write_in_background(self, plan: messages.StepPlan) -> None:
         """A copy that is complete later, whatever its group does meanwhile; not if its process ends before."""
         life, done = self._life, made.checkpointed(self.facts, self._links, plan)
         seconds = made.write_seconds(self.facts, self._links)
         self._queue.after(seconds, lambda: self._say(done) if self._life == life else None)
 
-    def _end_plan(self, report: m.Report) -> None:
+    def _end_plan(self, report: messages.Report) -> None:
         self._plans.popleft()
         self._reports.append(report)
         self._free_at = self._queue.now
@@ -342,7 +346,7 @@ class SimulatedRank:
 
 
 def make_ranks(
-    scenario: Scenario, run: str, started_at: float, queue: Clock, say: Callable[[d.Input], None]
+    scenario: Scenario, run: str, started_at: float, queue: Clock, say: Callable[[conductor_events.Input], None]
 ) -> dict[int, SimulatedRank]:
     """Return the ranks of a run, none of them started. `started_at`: the queue's beginning, in Unix seconds."""
     groups, config = SimulatedGroups(scenario.links, queue), scenario.config

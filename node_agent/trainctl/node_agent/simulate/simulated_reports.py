@@ -14,7 +14,7 @@ from trainctl.node_agent.simulate.models import (
     SimulatedLinks,
     SimulatedPart,
 )
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.batch.eta import loop_seconds
 
 PROBE_SECONDS = 0.2
@@ -42,10 +42,10 @@ class RankFacts:
     device_spec: DeviceSpec
 
 
-def ready(facts: RankFacts, step: int, cursor: int) -> m.Ready:
-    """Of a rank that has loaded the state of a step."""
+def ready(facts: RankFacts, step: int, cursor: int) -> messages.Ready:
+    """Make the message of a rank that has loaded the state of a step."""
     spec = facts.device_spec
-    return m.Ready(
+    return messages.Ready(
         run=facts.run,
         rank=facts.rank,
         pid=0,
@@ -67,15 +67,15 @@ def ready(facts: RankFacts, step: int, cursor: int) -> m.Ready:
     )
 
 
-def formed(facts: RankFacts, form: m.Form, level_seconds: float) -> m.Formed:
-    """That it has joined the group; `level_seconds`: of the transfer of the state."""
+def formed(facts: RankFacts, form: messages.Form, level_seconds: float) -> messages.Formed:
+    """Make the message that it has joined the group; `level_seconds`: of the transfer of the state."""
     join = JOIN_SECONDS if form.engine != "none" else 0.0
-    return m.Formed(
+    return messages.Formed(
         run=facts.run, rank=facts.rank, generation=form.generation, join_seconds=join, level_seconds=level_seconds
     )
 
 
-def done_by(left: Sequence[m.Range], part: SimulatedPart, seconds: float) -> list[m.Range]:
+def done_by(left: Sequence[messages.Range], part: SimulatedPart, seconds: float) -> list[messages.Range]:
     """The first positions of those left, of the passes that are complete after so many seconds."""
     count = sum(piece.count for piece in left)
     passes = math.ceil(count / part.micro)
@@ -83,18 +83,18 @@ def done_by(left: Sequence[m.Range], part: SimulatedPart, seconds: float) -> lis
     return first_positions(left, min(whole * part.micro, count))
 
 
-def first_positions(pieces: Sequence[m.Range], count: int) -> list[m.Range]:
+def first_positions(pieces: Sequence[messages.Range], count: int) -> list[messages.Range]:
     """The first so many."""
-    found: list[m.Range] = []
+    found: list[messages.Range] = []
     for piece in pieces:
         if count <= 0:
             break
-        found.append(m.Range(piece.start, min(piece.count, count)))
+        found.append(messages.Range(piece.start, min(piece.count, count)))
         count -= piece.count
     return found
 
 
-def _same(facts: RankFacts, plan: m.StepPlan, now: float) -> dict[str, Any]:
+def _same(facts: RankFacts, plan: messages.StepPlan, now: float) -> dict[str, Any]:
     return {
         "run": facts.run,
         "rank": facts.rank,
@@ -110,21 +110,21 @@ def _same(facts: RankFacts, plan: m.StepPlan, now: float) -> dict[str, Any]:
 class InStep:
     """A rank's part of the step in progress."""
 
-    plan: m.StepPlan
-    mine: m.RankWork
-    left: tuple[m.Range, ...]  # positions that weren't in its accumulators
+    plan: messages.StepPlan
+    mine: messages.RankWork
+    left: tuple[messages.Range, ...]  # positions that weren't in its accumulators
     part: SimulatedPart
     began: float
     waited: float  # for the plan
 
 
-def step_report(facts: RankFacts, step: InStep, held: Sequence[m.Range], now: float) -> m.Report:
-    """Of a step that was updated `now`, with the positions that the rank had accumulated."""
+def step_report(facts: RankFacts, step: InStep, held: Sequence[messages.Range], now: float) -> messages.Report:
+    """Report a step that was updated `now`, with the positions that the rank had accumulated."""
     plan, part = step.plan, step.part
     loss, norm = facts.loss.at_step(plan.step, plan.cursor)
     count, tokens = sum(piece.count for piece in held), facts.tokens
     took = now - step.began
-    phases = m.Phases(
+    phases = messages.Phases(
         forward=part.forward,
         backward=part.backward,
         sync=max(took - part.busy - part.optimizer, 0.0),
@@ -132,7 +132,7 @@ def step_report(facts: RankFacts, step: InStep, held: Sequence[m.Range], now: fl
         wait=step.waited,
     )
     weight = float(plan.global_batch * tokens)
-    return m.Report(
+    return messages.Report(
         **_same(facts, plan, now),
         loss_sum=loss * weight,
         weight=weight,
@@ -149,25 +149,25 @@ def step_report(facts: RankFacts, step: InStep, held: Sequence[m.Range], now: fl
     )
 
 
-def device_reading(spec: DeviceSpec) -> m.GpuReading:
+def device_reading(spec: DeviceSpec) -> messages.GpuReading:
     """Return what is known of a simulated device between steps."""
     used = None if spec.memory is None else int(spec.memory.base_bytes)
     total = None if spec.cap_bytes is None else int(spec.cap_bytes)
-    return m.GpuReading(spec.name, memory_used_bytes=used, memory_total_bytes=total)
+    return messages.GpuReading(spec.name, memory_used_bytes=used, memory_total_bytes=total)
 
 
 def _memory(facts: RankFacts, part: SimulatedPart) -> dict[str, float]:
-    """What is held at any micro-batch, the peak, and the cap, as far as they are known."""
+    """Return what is held at any micro-batch, the peak, and the cap, as far as they are known."""
     spec = facts.device_spec
     found = None if spec.memory is None else spec.memory.base_bytes, part.peak_bytes, spec.cap_bytes
-    named = zip(m.RANK_COLUMNS, found, strict=True)
+    named = zip(messages.RANK_COLUMNS, found, strict=True)
     return {name: float(int(value)) for name, value in named if value is not None}
 
 
 def side_seconds(
-    facts: RankFacts, device: DeviceModel, links: SimulatedLinks, plan: m.StepPlan, mine: m.RankWork
+    facts: RankFacts, device: DeviceModel, links: SimulatedLinks, plan: messages.StepPlan, mine: messages.RankWork
 ) -> float:
-    """What a plan beside training takes the rank."""
+    """Return what a plan beside training takes the rank."""
     count = sum(piece.count for piece in mine.ranges)
     match plan.kind:
         case "evaluate":
@@ -186,14 +186,13 @@ def side_seconds(
 
 def side_report(
     facts: RankFacts,
-    device: DeviceModel,
     links: SimulatedLinks,
-    plan: m.StepPlan,
-    mine: m.RankWork,
+    plan: messages.StepPlan,
+    mine: messages.RankWork,
     seconds: float,
     now: float,
-) -> m.Report:
-    """Of a plan beside training that is done `now`."""
+) -> messages.Report:
+    """Report a plan beside training that is done `now`."""
     count = sum(piece.count for piece in mine.ranges)
     weight = float(count * facts.tokens)
     same = _same(facts, plan, now) | {
@@ -208,31 +207,31 @@ def side_report(
         case "probe":
             alike: dict[str, Any] = {"family": _DIGEST, "tokens_digest": _DIGEST, "lengths": (1,), "noise": 0.0}
             norms, said = struct.pack("<f", 1.0), struct.pack("<f", -1.0)
-            return m.Probed(**same, **alike, weight_norms=norms, log_probabilities=said)
+            return messages.Probed(**same, **alike, weight_norms=norms, log_probabilities=said)
         case "measure":
-            return m.Report(**same, samples_per_second=count / seconds if seconds > 0 else 0.0)
+            return messages.Report(**same, samples_per_second=count / seconds if seconds > 0 else 0.0)
         case "checkpoint" if facts.rank in plan.writers and not facts.writes_in_background:
-            return m.Report(**same, checkpoint=_written(facts, plan.step, links.state_bytes))
+            return messages.Report(**same, checkpoint=_written(facts, plan.step, links.state_bytes))
         case "sync":
-            return m.Report(**same, drift=0.0)
+            return messages.Report(**same, drift=0.0)
         case "profile":
-            return m.Report(**same, skipped="a simulated rank has no operators to profile")
+            return messages.Report(**same, skipped="a simulated rank has no operators to profile")
         case "sample":
             prompts = _prompts(plan)
-            answers = tuple(m.Answer(prompt, ANSWER, 1, True, seconds / len(prompts)) for prompt in prompts)
-            return m.SampleReport(**same, answers=answers)
+            answers = tuple(messages.Answer(prompt, ANSWER, 1, True, seconds / len(prompts)) for prompt in prompts)
+            return messages.SampleReport(**same, answers=answers)
         case "train" | "evaluate" | "checkpoint" | "defragment":
-            return m.Report(**same)
+            return messages.Report(**same)
 
 
 def write_seconds(facts: RankFacts, links: SimulatedLinks) -> float:
-    """Of a checkpoint's files."""
+    """Return the seconds that a checkpoint's files take."""
     return links.state_bytes / facts.disk_bytes_per_second
 
 
-def checkpointed(facts: RankFacts, links: SimulatedLinks, plan: m.StepPlan) -> m.Checkpointed:
-    """That a checkpoint is complete which was written in the background."""
-    return m.Checkpointed(
+def checkpointed(facts: RankFacts, links: SimulatedLinks, plan: messages.StepPlan) -> messages.Checkpointed:
+    """Make the message that a checkpoint is complete which was written in the background."""
+    return messages.Checkpointed(
         run=facts.run,
         rank=facts.rank,
         generation=plan.generation,
@@ -242,15 +241,15 @@ def checkpointed(facts: RankFacts, links: SimulatedLinks, plan: m.StepPlan) -> m
     )
 
 
-def _written(facts: RankFacts, step: int, size: int) -> m.CheckpointInfo:
+def _written(facts: RankFacts, step: int, size: int) -> messages.CheckpointInfo:
     took = size / facts.disk_bytes_per_second
-    return m.CheckpointInfo("simulated", step, size, _loop_seconds(facts, size), took)
+    return messages.CheckpointInfo("simulated", step, size, _loop_seconds(facts, size), took)
 
 
 def _loop_seconds(facts: RankFacts, size: int) -> float:
     return loop_seconds(size, facts.disk_bytes_per_second, background=facts.writes_in_background)
 
 
-def _prompts(plan: m.StepPlan) -> list[str]:
+def _prompts(plan: messages.StepPlan) -> list[str]:
     asked = plan.sampling.prompts if plan.sampling is not None else ()
     return [prompt if isinstance(prompt, str) else prompt[-1].content for prompt in asked]

@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor import events as conductor_events
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning.durable import RankSetting
@@ -22,8 +22,8 @@ from trainctl.node_agent.simulate.simulated_lead import STARTED_AT, SimulatedLea
 from trainctl.node_agent.simulate.simulated_rank import make_ranks
 from trainctl.node_agent.simulate.simulated_reports import device_reading
 from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import events as e
+from trainctl.protocol import messages
+from trainctl.protocol.messages import events as run_events
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -44,7 +44,7 @@ class SimulatedRun:
     """What a simulation came to."""
 
     lead: SimulatedLead
-    ended: d.Ended
+    ended: conductor_events.Ended
     real_seconds: float  # that the simulation took
     simulated_seconds: float
     deaths: int
@@ -66,7 +66,7 @@ class Simulation:
         self.lead = self._led(conductor)
         self.ranks = make_ranks(scenario, directory.name, STARTED_AT, self.queue, self._say)
         self.lead.ranks = self.ranks
-        self.lead.note(d.Happened(e.Notice(SIMULATED_NOTICE), "info", "simulator", 0))
+        self.lead.note(conductor_events.Happened(run_events.Notice(SIMULATED_NOTICE), "info", "simulator", 0))
 
     def _led(self, conductor: Conductor) -> SimulatedLead:
         node = conductor.durable.settings.ranks[0].node
@@ -76,7 +76,7 @@ class Simulation:
     def _node(self, rank: int) -> str:
         return [*self.scenario.config.nodes][rank]
 
-    def _say(self, event: d.Input) -> None:
+    def _say(self, event: conductor_events.Input) -> None:
         self.lead.feed(event)
 
     # ------------------------------------------------------------ time
@@ -118,14 +118,14 @@ class Simulation:
             for rank in self.ranks.values():
                 if rank.alive and rank.is_busy_for > LONG_SECONDS:
                     self.lead.feed(rank.alive_message())
-            self.lead.feed(d.Ticked())
+            self.lead.feed(conductor_events.Ticked())
         self.queue.after(TICK_SECONDS, self._tick)
 
     def _read(self) -> None:
         """A reading of each machine: only what is simulated is known."""
         for rank, spec in self.scenario.devices.items():
             self.lead.recorder.host(
-                m.HostReading(
+                messages.HostReading(
                     node=self._node(rank),
                     read_at=self.lead.at,
                     cpu_percent=None,
@@ -143,7 +143,7 @@ class Simulation:
         """Take the run up from its newest checkpoint, as the lead's agent does."""
         due = self._backoff.take(self.paths.directory.name, self.lead.conductor.progress.step)
         if due is None:
-            self.lead.ended = d.Ended("failed", f"{reason}; it went back to a checkpoint too often")
+            self.lead.ended = conductor_events.Ended("failed", f"{reason}; it went back to a checkpoint too often")
             return
         self._returns += 1
         actions = self.lead.actions
@@ -156,7 +156,7 @@ class Simulation:
         self.lead = self._led(opening.conductor)
         self.lead.ranks, self.lead.actions = self.ranks, actions
         for notice in opening.notices:
-            self.lead.note(d.Happened(e.Notice(notice), "info", "auto", source.step))
+            self.lead.note(conductor_events.Happened(run_events.Notice(notice), "info", "auto", source.step))
         progress = opening.conductor.progress
         for rank in self.ranks.values():
             self.queue.after(due - self.queue.now, partial(rank.start, progress.step, progress.cursor))
