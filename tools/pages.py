@@ -7,12 +7,13 @@ docs/diagnosis.md from the rules of the diagnosis, and the pictures from those t
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tools.pictures import as_svg
-from tools.protocol_docs import agents_page, docs, generated, schema
+from tools.protocol_docs import docs, generated, schema
 from trainctl.protocol.analysis.diagnosis.diagnose import fields
 from trainctl.protocol.analysis.diagnosis.rule import Rule
 from trainctl.protocol.analysis.diagnosis.rules.table import RULES
@@ -82,9 +83,9 @@ def names_page() -> str:
 
 def files() -> Iterator[tuple[Path, bytes]]:
     """Yield each generated file of docs and what it must contain."""
-    pages = {
-        docs.DEFAULT_PATH: docs.page,
-        agents_page.DEFAULT_PATH: agents_page.page,
+    pages: dict[Path, Callable[[], str]] = {
+        docs.CLIENTS: partial(docs.page, docs.CLIENTS),
+        docs.AGENTS: partial(docs.page, docs.AGENTS),
         schema.DEFAULT_PATH: schema.page,
         Path("docs/keys.md"): keys_page,
         Path("docs/diagnosis.md"): diagnosis_page,

@@ -60,9 +60,10 @@ def typed_and_dialog() -> None:
 
 
 def pages() -> None:
-    page, document = docs.page(), schema.schema()
-    assert f"| [`{VERB}`](#{VERB}) | edit | optimisation | learning rate | `set-lr` |" in page
-    assert "| `factor` | float ≥ 0.01, ≤ 100 | times | `1.0` | of the run file's schedule |" in page
+    page, document = docs.page(docs.CLIENTS), schema.schema()
+    (row,) = [line for line in page.splitlines() if line.startswith(f"|`{VERB}`|") and "|edit|" in line]
+    assert row.endswith("|edit|optimisation|learning rate|set-lr|no|"), row
+    assert f"|`{VERB}`|`factor`|0.01≤float≤100=1.0|times|of the run file's schedule|" in page
     assert document["$defs"]["FollowSchedule"]["properties"]["factor"]["x-unit"] == "times"
     assert VERB in document["$defs"]["Command"]["properties"]["verb"]["enum"]
     assert f"| `ctrl+l` | `{VERB}` | the run file's schedule again |" in generated_pages.keys_page()

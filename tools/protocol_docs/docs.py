@@ -1,7 +1,8 @@
-"""`python -m tools.protocol_docs.docs [--check] [PATH]`: writes the tables of docs/protocol.md, the page for clients.
+"""Write docs/protocol.md, the page for clients, and docs/protocol-agents.md, that of agents and trainers.
 
 Types and limits come from the code at run time, the meaning of each field from the comment beside it in the source,
-and that of a verb's argument from its declaration.
+and that of a verb's argument from its declaration. A field with one meaning in several messages is explained once.
+`python -m tools.pages` writes both pages.
 """
 
 import ast
@@ -12,7 +13,9 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterable, Mapping
+import typing
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,12 +26,13 @@ from msgspec import inspect as shape
 from tools.protocol_docs import examples, generated, meanings
 from tools.protocol_docs.conversations import UNIONS, types_of
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.objectives import HELD_OUT
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.wire import codec
 
-DEFAULT_PATH = Path("docs/protocol.md")
+CLIENTS, AGENTS = Path("docs/protocol.md"), Path("docs/protocol-agents.md")
 _MODULES = (
     "messages.base config.prompts calibration.profile messages.profiles messages.trainer messages.telemetry"
     " messages.events messages.requests messages.peers messages.kept messages.diagnosis"
@@ -41,27 +45,72 @@ CLIENT_TALKS = ("client to agent", "agent to client", "published by an agent")
 Comments = dict[str, dict[str, str]]
 """Class -> field -> the comment beside it."""
 CONSTANTS = {"None": "null", "True": "true", "False": "false"}
-SHOWN = (
-    ("client to agent", "snapshot-request"),
-    ("client to agent", "command"),
-    ("agent to client", "command-reply"),
-    ("agent to client", "refusal"),
-    ("published by an agent", "step-committed"),
-    ("published by an agent", "heartbeat"),
+SHOWN = {
+    CLIENTS: (
+        ("client to agent", "command"),
+        ("agent to client", "command-reply"),
+        ("published by an agent", "heartbeat"),
+    ),
+    AGENTS: (("agent to trainer", "step-plan"), ("trainer to agent", "formed")),
+}
+"""The byte vectors of each page."""
+BETWEEN_AGENTS = (
+    "LinkRequest",
+    "LinkReply",
+    "HostWork",
+    "WorkHosted",
+    "WorkFileRequest",
+    "WorkFilePart",
+    "SliceRequest",
+    "SliceReply",
 )
-"""The byte vectors on the page."""
+"""Requests and replies that agents send each other over the sockets of clients; the page of agents has them."""
+MOST = 2**63 - 1
+NAME, METRIC = "str[1..200]", r"str matching `^[a-z][a-z0-9_.:/-]{0,63}$`"
+"""Texts that the page calls `name` and `metric`."""
 
 
-def page() -> str:
-    """Return the page for clients."""
-    blocks = {"limits": _limits(), "metrics": _metrics(), "verbs": _verbs(), "bytes": shown_bytes(SHOWN)}
-    return filled(DEFAULT_PATH, blocks | messages(CLIENT_TALKS, client_parts()))
-
-
-def filled(path: Path, blocks: Mapping[str, str]) -> str:
-    """Return a page with its tables and the protocol's version in its title."""
-    title = rf"\1 {PROTOCOL_VERSION}"
-    return re.sub(r"\A(# .*, version) \d+$", title, generated.filled(path, blocks), flags=re.MULTILINE)
+@functools.cache
+def page(path: Path) -> str:
+    """Return one of the two pages. A link to a type that only the clients' page describes leads there."""
+    of_clients = path == CLIENTS
+    talks: dict[str, list[type[m.Message]]] = {} if of_clients else {"agent to agent": []}
+    for talk in UNIONS:
+        for kind in types_of(talk):
+            if kind.__name__ in BETWEEN_AGENTS and not of_clients:
+                talks["agent to agent"].append(kind)
+            elif (talk in CLIENT_TALKS and kind.__name__ not in BETWEEN_AGENTS) == of_clients:
+                talks.setdefault(talk, []).append(kind)
+    parts = [kind for kind in part_types() if (kind in client_parts()) == of_clients]
+    comments = field_comments(*SOURCES)
+    kinds = [kind for group in talks.values() for kind in group]
+    shared = _shared([*kinds, *parts], comments)
+    described = {
+        "shared": _table("field", "meaning", rows=[(f"`{name}`", text) for name, text in sorted(shared.items())]),
+        "messages": "\n\n".join(
+            part
+            for talk, group in talks.items()
+            for part in (f"### {talk[0].upper()}{talk[1:]}", *(_type(kind, comments, shared) for kind in group))
+        ),
+        "parts": "\n\n".join(_type(kind, comments, shared) for kind in parts),
+        "enumerations": _enumerations([*kinds, *parts]),
+        "limits": _limits(),
+        "metrics": _metrics(),
+        "verbs": _verbs(),
+        "bytes": _bytes(SHOWN[path]),
+    }
+    text = re.sub(
+        r"\A(# .*, version) \d+$",
+        rf"\1 {PROTOCOL_VERSION}",
+        generated.filled(path, described),
+        flags=re.MULTILINE,
+    )
+    if of_clients:
+        return text
+    elsewhere = anchors(page(CLIENTS)) - anchors(text)
+    return re.sub(
+        r"\]\(#([^)]+)\)", lambda link: f"](protocol.md#{link[1]})" if link[1] in elsewhere else link[0], text
+    )
 
 
 def anchors(text: str) -> set[str]:
@@ -70,24 +119,15 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head).lower().replace(" ", "-") for head in heads}
 
 
-def messages(talks: Iterable[str], parts: Iterable[type[msgspec.Struct]]) -> dict[str, str]:
-    """Return the blocks `messages` and `parts`: a table for each message of some conversations, and for each part."""
-    comments = field_comments(*SOURCES)
-    return {
-        "messages": "\n\n".join(_conversation(talk, comments) for talk in talks),
-        "parts": "\n\n".join(_type(kind, comments) for kind in parts),
-    }
-
-
 # ---------------------------------------------------------------- what the source says
 
 
 def field_comments(*modules: ModuleType) -> Comments:
     """Return the comments at the ends of the lines of each class's fields."""
-    found: Comments = {}
+    comments: Comments = {}
     for module in modules:
-        found |= _comments_of(inspect.getsource(module))
-    return found
+        comments |= _comments_of(inspect.getsource(module))
+    return comments
 
 
 @functools.cache
@@ -125,7 +165,7 @@ def purpose(kind: type) -> str:
 
 def plain(text: str) -> str:
     """Return words of the source with its constants named as every language names them."""
-    return re.sub(r"\b(None|True|False)\b", lambda found: CONSTANTS[found[0]], text)
+    return re.sub(r"\b(None|True|False)\b", lambda constant: CONSTANTS[constant[0]], text)
 
 
 def portable(pattern: str) -> str:
@@ -133,12 +173,14 @@ def portable(pattern: str) -> str:
     return pattern.replace(r"\Z", "$")
 
 
+@functools.cache
 def client_parts() -> list[type[msgspec.Struct]]:
     """Return the parts of what clients send and receive."""
     _, named = msgspec.json.schema_components([UNIONS[talk] for talk in CLIENT_TALKS])
     return [kind for kind in part_types() if kind.__name__ in named]
 
 
+@functools.cache
 def part_types() -> list[type[msgspec.Struct]]:
     """Return the structs inside messages, in the order of the source."""
     structs = [
@@ -152,34 +194,34 @@ def part_types() -> list[type[msgspec.Struct]]:
     return [kind for kind in parts if kind.__name__ in named]
 
 
-# ---------------------------------------------------------------- types in words
+# ---------------------------------------------------------------- types in the page's notation
 
 
 def words(kind: shape.Type) -> str:
-    """Return a field's type as a person of any language reads it."""
+    """Return a field's type in the notation that the page explains."""
     match kind:
         case shape.Metadata(type=within):
             return words(within)
         case shape.UnionType(types):
-            return " or ".join(words(part) for part in sorted(types, key=lambda part: isinstance(part, shape.NoneType)))
-        case shape.NoneType():
-            return "null"
+            some = " or ".join(words(part) for part in types if not isinstance(part, shape.NoneType))
+            return f"{some}?" if kind.includes_none else some
         case shape.BoolType():
             return "bool"
         case shape.IntType():
-            return f"int{_bounds(kind)}"
+            return _int(kind)
         case shape.FloatType():
-            return f"float{_bounds(kind)}"
+            return _float(kind)
         case shape.StrType():
-            return f"string{_length(kind.min_length, kind.max_length)}{_pattern(kind.pattern)}"
+            text = f"str{_length(kind)}" + (f" matching `{portable(kind.pattern)}`" if kind.pattern else "")
+            return {NAME: "name", METRIC: "metric"}.get(text, text)
         case shape.BytesType():
             return "bytes"
         case shape.LiteralType(values):
-            return r" \| ".join(f'"{value}"' for value in sorted(map(str, values)))
+            return _named().get(frozenset(values)) or "/".join(sorted(map(str, values)))
         case shape.VarTupleType(item_type=item) | shape.ListType(item_type=item):
-            return f"array{_length(None, kind.max_length)} of {words(item)}"
+            return f"array{_length(kind)} of {words(item)}"
         case shape.TupleType(item_types=items):
-            return f"[{', '.join(words(item) for item in items)}]"
+            return f"({', '.join(words(item) for item in items)})"
         case shape.DictType(key_type=key, value_type=value):
             return f"map of {words(key)} to {words(value)}"
         case shape.StructType(cls=cls):
@@ -190,62 +232,104 @@ def words(kind: shape.Type) -> str:
             raise TypeError(f"no words for {kind}")
 
 
-def _bounds(kind: shape.IntType | shape.FloatType) -> str:
-    limits = ((">", kind.gt), ("≥", kind.ge), ("<", kind.lt), ("≤", kind.le))
-    said = [
-        f"{sign} {limit:g}" if isinstance(limit, float) else f"{sign} {limit}"
-        for sign, limit in limits
-        if limit is not None
-    ]
-    return f" {', '.join(said)}" if said else ""
+@functools.cache
+def _named() -> dict[frozenset[Any], str]:
+    """Return the enumerations of four or more values that the source names, by their values."""
+    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("trainctl.protocol.")]
+    return {
+        frozenset(typing.get_args(value)): name
+        for module in modules
+        for name, value in vars(module).items()
+        if typing.get_origin(value) is typing.Literal and len(typing.get_args(value)) > 3 and name[0] != "_"
+    }
 
 
-def _length(low: int | None, high: int | None) -> str:
-    if low is None and high is None:
+def _int(kind: shape.IntType) -> str:
+    """Return an integer's limits, where they are narrower than those of 64 bits."""
+    low, high = ("" if limit in (None, -MOST, MOST) else _power(limit) for limit in (kind.ge, kind.le))
+    return "uint" if (low, high) == ("0", "") else f"{low}..{high}" if low or high else "int"
+
+
+def _float(kind: shape.FloatType) -> str:
+    below = [f"{_power(limit)}{sign}" for limit, sign in ((kind.gt, "<"), (kind.ge, "≤")) if limit is not None]
+    above = [f"{sign}{_power(limit)}" for limit, sign in ((kind.lt, "<"), (kind.le, "≤")) if limit is not None]
+    return "".join([*below, "float", *above])
+
+
+def _power(limit: float) -> str:
+    """Return a limit as text, the large ones as powers."""
+    if limit >= 2**20 and not int(limit) & (int(limit) - 1):
+        return f"2^{int(limit).bit_length() - 1}"
+    return f"{limit:g}".replace("e+0", "e").replace("e+", "e") if isinstance(limit, float) else str(limit)
+
+
+def _length(kind: shape.StrType | shape.VarTupleType | shape.ListType) -> str:
+    if kind.min_length is None and kind.max_length is None:
         return ""
-    return f" ({low or 0} to {high})" if high is not None else f" ({low} or more)"
+    return f"[{kind.min_length or 0}..{'' if kind.max_length is None else kind.max_length}]"
 
 
-def _pattern(pattern: str | None) -> str:
-    return f" matching `{portable(pattern)}`" if pattern else ""
-
-
-def _default(field: shape.Field) -> str:
+def _typed(field: shape.Field) -> str:
+    """Return a field's type with its default, as one cell of a table."""
     if field.required:
-        return "required"
+        return words(field.type)
     value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-    plain = msgspec.to_builtins(value)
-    return f"`{msgspec.json.encode(plain).decode()}`" if not isinstance(value, msgspec.Struct) else "its defaults"
+    plain_value = msgspec.json.encode(msgspec.to_builtins(value)).decode()
+    return f"{words(field.type)}={'its defaults' if isinstance(value, msgspec.Struct) else plain_value}"
 
 
 # ---------------------------------------------------------------- sections
 
 
-def _conversation(talk: str, comments: Comments) -> str:
-    kinds = types_of(talk)
-    return f"### {talk[0].upper()}{talk[1:]}\n\n" + "\n\n".join(_type(kind, comments) for kind in kinds)
+def _table(*head: str, rows: Iterable[Sequence[str]]) -> str:
+    lines = ["|".join(cell.replace("|", r"\|") for cell in row) for row in rows]
+    return "\n".join(f"|{line}|" for line in ("|".join(head), "|".join("---" for _ in head), *lines))
 
 
-def _type(kind: type[msgspec.Struct], comments: Comments) -> str:
+def _fields(kind: type) -> list[shape.Field]:
+    """Return a type's fields without those that the page explains for all messages."""
     info = shape.type_info(kind)
     assert isinstance(info, shape.StructType)
-    tag = f"`{info.tag_field}` is `{info.tag}`. " if info.tag is not None else ""
-    head = f"#### {kind.__name__}\n\n{tag}{purpose(kind)}".rstrip()
-    order = "\n\nThis type is encoded as an array of its fields, in this order." if info.array_like else ""
-    fields = [field for field in info.fields if field.encode_name != "v"]
-    return f"{head}{order}\n\n{_fields(kind, fields, comments)}" if fields else f"{head}{order}"
+    hidden = {"v", "boot", "seq"} if kind in types_of("published by an agent") else {"v", "rid"}
+    return [field for field in info.fields if field.encode_name not in hidden]
 
 
-def _fields(kind: type, fields: list[shape.Field], comments: Comments) -> str:
-    rows = [
-        f"| `{field.encode_name}` | {words(field.type)} | {_default(field)} | {_meaning(kind, field, comments)} |"
-        for field in fields
-    ]
-    return "\n".join(["| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows])
+def _label(field: shape.Field) -> str:
+    """Return the name under which a field's meaning is shared: with `?` if it may be null."""
+    nullable = isinstance(field.type, shape.UnionType) and field.type.includes_none
+    return f"{field.encode_name}?" if nullable else field.encode_name
 
 
-def _meaning(kind: type, field: shape.Field, comments: Comments) -> str:
-    return comment(kind, field.name, comments).replace("|", r"\|")
+def _shared(kinds: Iterable[type[msgspec.Struct]], comments: Comments) -> dict[str, str]:
+    """Return the meanings that a field has in two or more types, the most frequent one of each name."""
+    counts = Counter((_label(field), comment(kind, field.name, comments)) for kind in kinds for field in _fields(kind))
+    return {name: text for (name, text), count in reversed(counts.most_common()) if count > 1}
+
+
+def _type(kind: type[msgspec.Struct], comments: Comments, shared: dict[str, str]) -> str:
+    info = shape.type_info(kind)
+    assert isinstance(info, shape.StructType)
+    tag = f"`{info.tag}`: " if info.tag is not None else ""
+    order = " Encoded as an array of its fields, in this order." if info.array_like else ""
+    rows, also = [], []
+    for field in _fields(kind):
+        meaning = comment(kind, field.name, comments)
+        if shared.get(_label(field)) == meaning and not info.array_like:
+            also.append(f"`{field.encode_name}` {_typed(field)}")
+        else:
+            rows.append((f"`{field.encode_name}`", _typed(field), meaning))
+    said = f"{tag}{purpose(kind)}{order}" + (f" Shared: {'; '.join(also)}." if also else "")
+    parts = [f"#### {kind.__name__}", said, *([_table("field", "type", "meaning", rows=rows)] if rows else [])]
+    return "\n\n".join(parts)
+
+
+def _enumerations(kinds: Iterable[type[msgspec.Struct]]) -> str:
+    """Return the named enumerations of some types and of the verbs' arguments."""
+    arguments = [verb.args for verb in verbs.VERBS.values()]
+    used = {word for kind in (*kinds, *arguments) for field in _fields(kind) for word in words(field.type).split()}
+    used = {word.rstrip("?") for word in used}
+    rows = sorted((name, ", ".join(sorted(values))) for values, name in _named().items() if name in used)
+    return _table("name", "values", rows=rows)
 
 
 def _limits() -> str:
@@ -260,64 +344,50 @@ def _limits() -> str:
     rows = [
         ("frame, bytes", codec.CONTROL_FRAME_BYTES, codec.FRAME_BYTES, codec.FRAME_BYTES),
         *((what, control[cap], control[cap], bulk[cap]) for what, cap in named),
-        ("nesting, levels", codec.MAX_DEPTH, "", ""),
+        ("nesting, levels", codec.MAX_DEPTH, codec.MAX_DEPTH, codec.MAX_DEPTH),
     ]
-    lines = ["| " + " | ".join([what, *map(_number, values)]) + " |" for what, *values in rows]
-    header = ["| limit | from a client | published | elsewhere |", "| --- | ---: | ---: | ---: |"]
-    return "\n".join([*header, *lines])
-
-
-def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    cells = [(what, *(f"{value:,}" for value in values)) for what, *values in rows]
+    return _table("limit", "from a client", "published", "elsewhere", rows=cells)
 
 
 def _metrics() -> str:
-    rows = [
-        f"| `{metric.name}` | {metric.unit or '—'} | {metric.scope} | {metric.help} |" for metric in m.METRICS.values()
-    ]
-    return "\n".join(["| metric | unit | scope | meaning |", "| --- | --- | --- | --- |", *rows])
+    """Return the table of metrics, one of an objective together with that of its held-out rows."""
+    rows = []
+    for metric in m.METRICS.values():
+        held_out = m.METRICS.get(f"{HELD_OUT}{metric.name}")
+        plain_name = m.METRICS.get(metric.name.removeprefix(HELD_OUT))
+        if metric.name.startswith(HELD_OUT) and plain_name is not None:
+            continue
+        names = f"`{metric.name}`" + (f", `{held_out.name}`" if held_out else "")
+        rows.append((names, metric.unit, metric.scope, metric.help))
+    return _table("metric", "unit", "scope", "meaning", rows=rows)
 
 
 def _verbs() -> str:
-    rows = [
-        f"| [`{verb.name}`](#{verb.name}) | {verb.scope} | {verb.affects} | {', '.join(sorted(verb.knobs)) or '—'} "
-        f"| {f'`{verb.inverse}`' if verb.inverse else '—'} |"
-        for verb in verbs.VERBS.values()
-    ]
-    scopes = [f"- **{scope}**: {what}." for scope, what in verbs.SCOPES.items()]
-    table = ["| verb | scope | affects | changes | undone by |", "| --- | --- | --- | --- | --- |", *rows]
-    return "\n\n".join(["\n".join([*scopes, "", *table]), *map(_verb, verbs.VERBS.values())])
+    scopes = "\n".join(f"- **{scope}**: {what}." for scope, what in verbs.SCOPES.items())
+    rows, arguments = [], []
+    for verb in verbs.VERBS.values():
+        node = "required" if verb.needs_node else "optional" if verb.takes_node else "no"
+        said = f"{verb.summary}. {purpose(verb.args)}".strip()
+        knobs = ", ".join(sorted(verb.knobs))
+        rows.append((f"`{verb.name}`", said, verb.scope, verb.affects, knobs, verb.inverse or "", node))
+        info = shape.type_info(verb.args)
+        assert isinstance(info, shape.StructType)
+        arguments += [
+            (f"`{verb.name}`", f"`{field.encode_name}`", _typed(field), about.unit or "", about.meaning)
+            for field, about in zip(info.fields, arguments_of(verb), strict=True)
+        ]
+    table = _table("verb", "what it does", "scope", "affects", "changes", "undone by", "`node`", rows=rows)
+    return "\n\n".join([scopes, table, _table("verb", "argument", "type", "unit", "meaning", rows=arguments)])
 
 
-def _verb(verb: verbs.Verb) -> str:
-    takes = " Requires a `node`." if verb.needs_node else " Accepts a `node`." if verb.takes_node else ""
-    said = f"### {verb.name}\n\n{verb.summary[0].upper()}{verb.summary[1:]}.{takes} {purpose(verb.args)}".rstrip()
-    info = shape.type_info(verb.args)
-    assert isinstance(info, shape.StructType)
-    rows = [
-        f"| `{field.encode_name}` | {words(field.type)} | {about.unit or '—'} | {_default(field)} | {about.meaning} |"
-        for field, about in zip(info.fields, arguments_of(verb), strict=True)
-    ]
-    table = ["| argument | type | unit | default | meaning |", "| --- | --- | --- | --- | --- |", *rows]
-    return "\n\n".join([said, *(["\n".join(table)] if rows else [])])
-
-
-def shown_bytes(vectors: Iterable[tuple[str, str]]) -> str:
+def _bytes(vectors: Iterable[tuple[str, str]]) -> str:
     """Return some vectors, each as JSON and as the bytes of its frame."""
     parts = []
     for talk, name in vectors:
         vector = examples.vector(talk, name)
-        text = msgspec.json.format(msgspec.json.encode(vector["message"]), indent=2).decode()
+        text = msgspec.json.encode(vector["message"]).decode()
         frame = str(vector["frame"])
         lines = "\n".join(frame[start : start + 96] for start in range(0, len(frame), 96))
         parts.append(f"### `{name}`, {talk}\n\n```json\n{text}\n```\n\n```\n{lines}\n```")
     return "\n\n".join(parts)
-
-
-def main() -> int:
-    """Write or check it; the exit status."""
-    return generated.main("tools.protocol_docs.docs", page, DEFAULT_PATH)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

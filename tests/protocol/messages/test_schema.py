@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from tests.protocol.support import strategies
-from tools.protocol_docs import agents_page, conversations, docs, examples, schema
+from tools.protocol_docs import conversations, docs, examples, schema
 
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
@@ -91,8 +91,8 @@ def test_it_takes_the_commands_that_an_agent_takes() -> None:
         assert not COMMANDS.is_valid(command(**changes)), changes
 
 
-@pytest.mark.parametrize("text", [docs.page(), agents_page.page()], ids=["clients", "agents"])
+@pytest.mark.parametrize("text", [docs.page(docs.CLIENTS), docs.page(docs.AGENTS)], ids=["clients", "agents"])
 def test_every_field_is_explained_on_a_page_without_names_of_python(text: str) -> None:
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", text, flags=re.MULTILINE)
+    rows = re.findall(r"^\|`(\w+)`\|.*\|(.*)\|$", text, flags=re.MULTILINE)
     assert rows and [name for name, meaning in rows if not meaning.strip()] == []
     assert re.findall(r"\b(None|True|False|METRICS|msgspec|struct|dict|tuple|str\.|int\.|python -m)\b", text) == []
