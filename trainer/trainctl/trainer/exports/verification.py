@@ -8,6 +8,7 @@ model that it was made from with the checkpoint. Two libraries add in different 
 the tolerance is a multiple of what a change of the lowest bits makes of the reference.
 """
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -99,7 +100,7 @@ def _verify_whole(
     if form == "mlx":
         logits, library = _mlx_export_logits(folder, trained.model, tokens)
     else:
-        logits = torch_logits(_by_peft(folder) if form == "peft" else _by_transformers(folder), tokens)
+        logits = torch_logits(_by_torch(folder), tokens)
     if not types:
         return replace(compare(expected, logits), library=library)
     # MLX's adapters can't be added to a quantized base, of which only torch unpacks all layers.
@@ -275,25 +276,19 @@ def _dequantized_mlx_model(unpacked: Path, folder: Path) -> Any:
     return model
 
 
-def _by_peft(folder: Path) -> Any:
-    import peft
+def _by_torch(folder: Path) -> Any:
+    """Return the whole model in `folder` by transformers, or the adapters there on their base by peft."""
     import torch
 
-    task = read_object(folder / "adapter_config.json", "adapter configuration")["task_type"]
-    by_task = {"CAUSAL_LM": peft.AutoPeftModelForCausalLM, "SEQ_2_SEQ_LM": peft.AutoPeftModelForSeq2SeqLM}
-    loader: Any = by_task[task]
-    with opened_by("peft"):
+    adapters = folder / "adapter_config.json"
+    if adapters.exists():
+        library, encodes = "peft", read_object(adapters, "adapter configuration")["task_type"] == "SEQ_2_SEQ_LM"
+    else:
+        library, encodes = "transformers", bool(model_config(folder).get("is_encoder_decoder"))
+    name = f"Auto{'Peft' if library == 'peft' else ''}ModelFor{'Seq2SeqLM' if encodes else 'CausalLM'}"
+    loader: Any = getattr(importlib.import_module(library), name)
+    with opened_by(library):
         return loader.from_pretrained(str(folder), dtype=torch.float32, trust_remote_code=False)
-
-
-def _by_transformers(folder: Path) -> Any:
-    import torch
-    import transformers
-
-    encodes = model_config(folder).get("is_encoder_decoder")
-    loader: Any = transformers.AutoModelForSeq2SeqLM if encodes else transformers.AutoModelForCausalLM
-    with opened_by("transformers"):
-        return loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
 
 
 def _by_mlx(folder: Path, base: Path | None = None) -> Any:
