@@ -170,7 +170,16 @@ def fitting(text: str, size: int) -> str:
 
 def main() -> int:
     """Work until the agent says to leave; returns the exit status."""
-    wanted = _parser().parse_args()
+    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.worker", description="Process slices.")
+    parser.add_argument("--work-directory", type=Path, required=True, metavar="DIR", help="folder with run.toml")
+    parser.add_argument("--work", required=True, metavar="ID", help="work ID")
+    parser.add_argument("--kind", required=True, choices=get_args(WorkKind))
+    parser.add_argument("--options", default="{}", metavar="JSON", help="how the tokens of answers are chosen")
+    parser.add_argument("--node", required=True, metavar="NAME", help="name of this node in the run file")
+    parser.add_argument("--endpoint", required=True, metavar="ipc://PATH", help="address of the node's agent")
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="checkpoint folder")
+    parser.add_argument("--agent", type=int, required=True, metavar="PID", help="process ID of the node's agent")
+    wanted = parser.parse_args()
     set_title("worker", f"work {wanted.work}")
     logs.configure()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -232,19 +241,6 @@ def _serve(wanted: argparse.Namespace, processor: Scorer | RowAnswerer, device: 
         log.warning("the agent is gone")
     finally:
         context.destroy(linger=0)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainctl.trainer.worker", description="Process slices.")
-    parser.add_argument("--work-directory", type=Path, required=True, metavar="DIR", help="folder with run.toml")
-    parser.add_argument("--work", required=True, metavar="ID", help="work ID")
-    parser.add_argument("--kind", required=True, choices=get_args(WorkKind))
-    parser.add_argument("--options", default="{}", metavar="JSON", help="how the tokens of answers are chosen")
-    parser.add_argument("--node", required=True, metavar="NAME", help="name of this node in the run file")
-    parser.add_argument("--endpoint", required=True, metavar="ipc://PATH", help="address of the node's agent")
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="checkpoint folder")
-    parser.add_argument("--agent", type=int, required=True, metavar="PID", help="process ID of the node's agent")
-    return parser
 
 
 @dataclass(frozen=True)
