@@ -110,6 +110,10 @@ class GrowingDataset:
         self.evaluation, self._on_sealed, self._on_failed = evaluation, on_sealed, on_failed
         self._news = threading.Condition()
         self.now = SealedChunks(GrowingOrder(config.run.seed))  # replaced as a whole
+        self._first: Dataset  # the first chunk with samples: what follows doesn't depend on how much there is
+        self.mean_weight = 0.0
+        self.digest = ""  # of all chunks up to that one, and of the evaluation's files
+        self.files: tuple[FileDigest, ...] = ()
         self._error: TrainctlError | None = None
         self._process = start_process(config, folder, where, follows=True)
         self._is_closed = False
@@ -125,33 +129,6 @@ class GrowingDataset:
     def held_out(self) -> int:
         """Samples of the evaluation's own files."""
         return self.evaluation.samples if self.evaluation is not None else 0
-
-    @property
-    def mean_weight(self) -> float:
-        """The first chunk's with samples, so that it doesn't depend on how much there is."""
-        return self._first.mean_weight
-
-    @property
-    def digest(self) -> str:
-        """The digest of all chunks up to the first one with samples, and of the evaluation's files."""
-        if self.evaluation is None:
-            return self._own_digest
-        return hashlib.sha256(f"{self._own_digest} {self.evaluation.digest}".encode()).hexdigest()
-
-    @property
-    def _own_digest(self) -> str:
-        return self.now.chain[self.now.chunks.index(self._first) + 1]
-
-    @property
-    def files(self) -> tuple[FileDigest, ...]:
-        """The file as far as `digest` goes, and the evaluation's."""
-        own = FileDigest(Path(self._config.data.path).name, self._own_digest)
-        held_out = self.evaluation.files if self.evaluation is not None else ()
-        return (own, *(FileDigest(f"held-out {file.name}", file.digest) for file in held_out))
-
-    @property
-    def _first(self) -> Dataset:
-        return next(chunk for chunk in self.now.chunks if chunk.samples)
 
     def close(self) -> None:
         """End the process that follows the file, and the thread."""
@@ -281,9 +258,11 @@ class GrowingDataset:
             before = len(chunks) * config.data.chunk_samples
             cache, where = read_cache(self._folder / news.cache), f"{self._where}: data.path"
             chunk = Dataset(config, cache, where, lambda at: place_of(config, before + at), may_be_empty=True)
-            order = replace(order, starts=(*order.starts, order.samples + chunk.samples))
             chunks = (*chunks, chunk)
             chain = (*chain, hashlib.sha256(f"{chain[-1]} {chunk.digest}".encode()).hexdigest())
+            if chunk.samples and not order.samples:
+                self._name(chunk, chain[-1])
+            order = replace(order, starts=(*order.starts, order.samples + chunk.samples))
         if news.ended and not order.samples:
             problem = f"{config.data.path} has ended without a sample that has a token to learn"
             raise InvalidInputError(f"{self._where}: data.path", problem)
@@ -300,6 +279,13 @@ class GrowingDataset:
             self._news.notify_all()
         if has_more:
             self._on_sealed(self)
+
+    def _name(self, first: Dataset, digest: str) -> None:
+        self._first, self.mean_weight, self.digest = first, first.mean_weight, digest
+        self.files = (FileDigest(Path(self._config.data.path).name, digest),)
+        if self.evaluation is not None:
+            self.digest = hashlib.sha256(f"{digest} {self.evaluation.digest}".encode()).hexdigest()
+            self.files += tuple(FileDigest(f"held-out {file.name}", file.digest) for file in self.evaluation.files)
 
     def _fail(self, error: TrainctlError) -> None:
         with self._news:

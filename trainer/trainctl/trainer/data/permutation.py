@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.messages import Range
+from trainctl.trainer.common.reference_cache import spans
 
 Indices = NDArray[np.int64]
 _MASK = (1 << 64) - 1
@@ -134,9 +135,7 @@ class Packs:
     def members_of(self, packs: Indices) -> tuple[Indices, Indices]:
         """Return the samples of some packs, one pack after the other, and the place of each one's pack in `packs`."""
         counts = self.offsets[packs + 1] - self.offsets[packs]
-        rows = np.repeat(np.arange(len(packs)), counts)
-        within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return self.members[self.offsets[packs][rows] + within], rows
+        return self.members[spans(self.offsets[packs], counts)], np.repeat(np.arange(len(packs)), counts)
 
     def sums(self, values: NDArray[np.int64]) -> Indices:
         """Return the sum of the samples' values over each pack."""
