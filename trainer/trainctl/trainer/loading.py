@@ -132,7 +132,9 @@ class Loader:
             control.detail = f"waiting for data: {of} in {Path(config.data.path).name}"
             self.look()
 
-        return open_growing(config, self._caches, WHERE, tokenizing, wait_for_first, seal, control.fail)
+        return open_growing(
+            config, self._caches, WHERE, tokenizing, wait_for_first, on_sealed=seal, on_failed=control.fail
+        )
 
     def _wants_preflight(self) -> bool:
         """Return whether ranks of a new group have something long to do before they are ready, this one or others."""

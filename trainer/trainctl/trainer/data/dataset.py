@@ -87,14 +87,9 @@ class Dataset:
         if not len(usable) and not may_be_empty:
             have = f"{self.left_out} samples"
             raise InvalidInputError(where, f"none of {have} has a token to learn within data.sequence_length")
-        apart = 0  # samples held out: at least one if any is wanted and two are there, and never all
-        if data.held_out_fraction > 0 and len(usable) > 1:
-            apart = min(len(usable) - 1, max(1, int(len(usable) * data.held_out_fraction)))
-        order = permute(np.arange(len(usable), dtype=np.int64), len(usable), HELD_OUT_KEY, 0)
-        self._held_out = usable[np.sort(order[:apart])]
-        training = np.sort(order[apart:])
+        held_out, training = _split(len(usable), data.held_out_fraction)
         self._usable, self.training = usable, training
-        self._training = usable[training]
+        self._training, self._held_out = usable[training], usable[held_out]
         self.packs: Packs | None = None
         how = [cache.digest, data.sequence_length, data.held_out_fraction]
         if data.packing == "best-fit":
@@ -106,11 +101,14 @@ class Dataset:
         if evaluation is not None:
             how.append(evaluation.digest)
             self.held_out = evaluation.samples
-            self.files = listed(
-                [*cache.files, *(FileDigest(f"held-out {file.name}", file.digest) for file in evaluation.files)]
-            )
+            self.files = listed([*cache.files, *evaluation.held_out_files])
         self.mean_weight = float(weights[training].sum()) / max(1, self.samples)
         self.digest: str = hashlib.sha256(json.dumps(how).encode()).hexdigest()
+
+    @property
+    def held_out_files(self) -> tuple[FileDigest, ...]:
+        """The sources by their names in data that are evaluated with these."""
+        return tuple(FileDigest(f"held-out {file.name}", file.digest) for file in self.files)
 
     def samples_at(self, positions: Indices, seed: int) -> Indices:
         """Return the training sample at each position of the endless sequence."""
@@ -384,6 +382,14 @@ def open_dataset(config: RunFile, folder: Path, where: str, report: Report = no_
 
     held_out = held_out_data(config)
     return opened(config, "path", opened(held_out, "held_out_path") if held_out is not None else None)
+
+
+def _split(samples: int, fraction: float) -> tuple[Indices, Indices]:
+    """Return the samples that are held out, and the others: at least one if any is wanted and two are there, never
+    all."""
+    count = min(samples - 1, max(1, int(samples * fraction))) if fraction > 0 and samples > 1 else 0
+    order = permute(np.arange(samples, dtype=np.int64), samples, HELD_OUT_KEY, 0)
+    return np.sort(order[:count]), np.sort(order[count:])
 
 
 def place_of(config: RunFile, index: int) -> str:

@@ -285,7 +285,7 @@ class GrowingDataset:
         self.files = (FileDigest(Path(self._config.data.path).name, digest),)
         if self.evaluation is not None:
             self.digest = hashlib.sha256(f"{digest} {self.evaluation.digest}".encode()).hexdigest()
-            self.files += tuple(FileDigest(f"held-out {file.name}", file.digest) for file in self.evaluation.files)
+            self.files += self.evaluation.held_out_files
 
     def _fail(self, error: TrainctlError) -> None:
         with self._news:
@@ -304,6 +304,7 @@ def open_growing(
     where: str,
     report: Report = no_report,
     look: Callable[[SealedChunks], object] = lambda _: None,
+    *,
     on_sealed: Callable[[GrowingDataset], None] = lambda _: None,
     on_failed: Callable[[TrainctlError], None] = lambda _: None,
 ) -> GrowingDataset:

@@ -192,20 +192,20 @@ def prompt_of(fields: Any, place: str) -> str | Conversation:
     Raises InvalidInputError naming `place` and the field."""
     if not isinstance(fields, dict):
         raise InvalidInputError(place, "not a JSON object")
+    prompt = fields.get("prompt")
     if fields.get("messages") is not None:
         messages = _messages(fields["messages"], place, "messages")
         if messages[-1]["role"] == "assistant":
             del messages[-1]
         if not messages:
             raise InvalidInputError(f"{place}: messages", "has only an answer; the model needs a prompt")
-        return Conversation(place, messages, 0, _tools(fields, place), _template_settings(fields, place))
-    prompt = fields.get("prompt")
-    if isinstance(prompt, list):
+    elif isinstance(prompt, list):
         messages = _messages(prompt, place, "prompt")
-        return Conversation(place, messages, 0, _tools(fields, place), _template_settings(fields, place))
-    if not isinstance(prompt, str) or not prompt:
+    elif isinstance(prompt, str) and prompt:
+        return _checked(prompt, f"{place}: prompt")
+    else:
         raise InvalidInputError(place, 'needs "prompt" (text or messages) or "messages"')
-    return _checked(prompt, f"{place}: prompt")
+    return Conversation(place, messages, 0, _tools(fields, place), _template_settings(fields, place))
 
 
 def _prompted(fields: dict[str, Any], place: str) -> Row:
