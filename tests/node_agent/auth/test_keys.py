@@ -21,7 +21,7 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.client import make_command
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.config.cluster_file import Cluster
-from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
+from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, RefusedError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.security.keyring import Keyring
@@ -179,6 +179,8 @@ def test_a_viewer_reads_and_sends_no_verb(guarded: Guarded) -> None:
                 client.send(verb, {}, id=str(uuid.uuid4()))
         with refused("viewer"):
             client.ask(m.AuditRequest)
+        with pytest.raises(RefusedError, match="no run yet"):  # it may ask what a command would do
+            client.ask(m.DryRunRequest, "pause")
     assert guarded.state() == before
     for verb in verbs.VERBS:
         assert guarded.audited(name="vera", what=f"command {verb}")

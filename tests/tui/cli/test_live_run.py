@@ -225,6 +225,21 @@ def test_a_command_is_applied_at_a_step_it_names_and_once_by_its_id(training: Tr
     assert (other["state"], other["error"]["code"]) == ("conflict", "conflict")
 
 
+def test_a_dry_run_says_what_would_happen_and_is_in_no_record(training: Trained) -> None:
+    before = call_json("events", *training.at)["events"]
+    found = call_json("send", "set-lr", "7e-4", "--dry-run", *training.at)
+    assert (found["refused"], found["verb"]) == ("", "set-lr")
+    assert found["after"].startswith("7e-4") and found["step"] > 0
+    sizes = call_json("send", "resize-batch", "micro=1", "--node", NODE, "--dry-run", *training.at)["ranks"]
+    assert [(one["node"], one["micro"]) for one in sizes] == [(NODE, 1)]
+    refused = call("send", "resize-batch", "micro=100000", "--node", NODE, "--dry-run", *training.at)
+    assert refused.returncode == 3 and refused.stdout.startswith(
+        "resize-batch: would be refused: micro: 100000 is over"
+    )
+    ended = [event for event in call_json("events", *training.at)["events"] if event["id"] > before[-1]["id"]]
+    assert not any(event["verb"] in ("set-lr", "resize-batch") for event in ended)
+
+
 def test_undo_sends_what_undoes_the_newest_change(training: Trained) -> None:
     nothing = call("send", "undo", *training.at)
     assert_one_line(nothing, 3, "undo: no change of this run can be undone now")

@@ -42,7 +42,8 @@ class Rights(NamedTuple):
             case (
                 m.SnapshotRequest() | m.HistoryRequest() | m.GapRequest() | m.RunsRequest() | m.EventsRequest()
                 | m.StepsRequest() | m.HostsRequest() | m.SamplesRequest() | m.PairsRequest() | m.PoliciesRequest()
-                | m.DiagnosisRequest() | m.AttendRequest() | m.FactsRequest() | m.TracesRequest() | m.ProfilesRequest()
+                | m.DryRunRequest() | m.DiagnosisRequest() | m.AttendRequest() | m.FactsRequest() | m.TracesRequest()
+                | m.ProfilesRequest()
             ):  # fmt: skip
                 return of_agents if is_node else allowed
 
@@ -123,7 +124,8 @@ def claimed_node(message: m.ClientRequest) -> str | None:
         case (
             m.SnapshotRequest() | m.HistoryRequest() | m.GapRequest() | m.RunsRequest() | m.EventsRequest()
             | m.StepsRequest() | m.HostsRequest() | m.SamplesRequest() | m.PairsRequest() | m.PoliciesRequest()
-            | m.DiagnosisRequest() | m.LogRequest() | m.AttendRequest() | m.FactsRequest() | m.TracesRequest()
+            | m.DryRunRequest() | m.DiagnosisRequest() | m.LogRequest() | m.AttendRequest() | m.FactsRequest()
+            | m.TracesRequest()
             | m.TraceRequest() | m.DigestsRequest() | m.DiskRequest() | m.AuditRequest() | m.CalibrateRequest()
             | m.ProfilesRequest() | m.AttachRun() | m.RunSteps() | m.EndRun() | m.WorksRequest() | m.OpenWork()
             | m.WorkRows() | m.WorkResultsRequest() | m.EndWork() | m.WorkFileRequest() | m.Command()

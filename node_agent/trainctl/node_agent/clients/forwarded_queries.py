@@ -1,4 +1,4 @@
-"""Queries that another node's agent may answer: traces, logs, policies and diagnosis."""
+"""Queries that another node's agent may answer: traces, logs, policies, dry runs and diagnosis."""
 
 import asyncio
 import os
@@ -80,6 +80,21 @@ async def policies(request: m.PoliciesRequest, source: QuerySource) -> m.Policie
         return tuple(msgspec.structs.replace(one, actions=reader.commands_by(AUTHOR + one.name)) for one in statuses)
 
     return m.Policies(rid=request.rid, run=run, step=live.view.step, policies=await from_record(paths, read))
+
+
+async def dry_run(request: m.DryRunRequest, source: QuerySource) -> m.DryRun:
+    """Return what a command would do, from the agent that leads the run. Raises InvalidInputError."""
+    paths = run_paths(request.run, source)
+    live, run = source.live_run(paths.directory), paths.directory.name
+    if live is None:
+        raise InvalidInputError("run", f"{run} isn't active")
+    if live.view.kind != "hosted":
+        raise InvalidInputError("run", f"{run} does not support {request.verb}: {live.view.why_not(request.verb)}")
+    answer = source.dry_run(paths.directory, request)
+    if answer is not None:
+        return answer
+    asked = (request.verb, run, request.args, request.node, request.if_plan)
+    return await _ask_lead(live.view, request.rid, source, lambda client: client.ask(m.DryRunRequest, *asked))
 
 
 async def _policies_elsewhere(request: m.PoliciesRequest, view: m.RunView, source: QuerySource) -> m.Policies:

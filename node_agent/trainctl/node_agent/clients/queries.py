@@ -58,6 +58,8 @@ async def _answer(request: m.Query, source: QuerySource) -> m.AgentReply:
             return await _pairs(request, source)
         case m.PoliciesRequest():
             return await forwarded_queries.policies(request, source)
+        case m.DryRunRequest():
+            return await forwarded_queries.dry_run(request, source)
         case m.DiagnosisRequest():
             return await forwarded_queries.diagnosis(request, source)
         case m.LogRequest():

@@ -8,6 +8,7 @@ from pathlib import Path
 from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.clients.doctor import Doctor
 from trainctl.node_agent.clients.query_source import LiveRun, Presence, UnknownRunError
+from trainctl.node_agent.conductor.dry_run import dry_run
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.follower import Follower
@@ -131,6 +132,12 @@ class QueryContext:
         session = self._lead.session
         is_led = session is not None and Path(session.view.directory) == directory
         return session.conductor.proposals.policy_statuses() if session is not None and is_led else None
+
+    def dry_run(self, directory: Path, request: m.DryRunRequest) -> m.DryRun | None:
+        """Return what a command would do to the run in a directory; None if this agent doesn't lead it."""
+        session = self._lead.session
+        is_led = session is not None and Path(session.view.directory) == directory
+        return dry_run(session.conductor, request, time.monotonic()) if session is not None and is_led else None
 
     def live_facts(self, directory: Path) -> LiveFacts | None:
         """What this agent knows of the run in a directory that its record doesn't; None if it doesn't lead it."""

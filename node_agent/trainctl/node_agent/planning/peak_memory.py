@@ -3,6 +3,7 @@
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from trainctl.protocol.batch.memory_estimate import MemoryModel, fit
 from trainctl.protocol.calibration.peak import MOST_OF_CAP
@@ -15,6 +16,15 @@ MOST_SIZES = 8
 """Micro-batches of a rank whose peaks are kept, the newest ones."""
 LEAST_RISE = 0.1
 """Part by which the largest micro-batch must rise to count: peaks differ a little from step to step."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A rank's predicted peak memory, and its cap if it has one."""
+
+    bytes: float
+    cap_bytes: float | None
+    is_bound: bool = False  # at most that
 
 
 class MemoryPeaks:
@@ -95,6 +105,19 @@ class MemoryPeaks:
         self._take_steps()
         found = {rank: self._model(rank) for rank in ranks}
         return {rank: model for rank, model in found.items() if model is not None}
+
+    def predicted(self, rank: int, micro: int) -> Peak | None:
+        """Return the peak of a rank's passes of `micro` samples: by its model, or at most that of a larger micro-batch
+        that it has run; None if neither is known."""
+        self._take_steps()
+        model, cap = self._model(rank), self._caps.get(rank) or None
+        reported = {size: statistics.median(rows) for size, rows in self._reported.get(rank, {}).items()}
+        if micro in reported:
+            return Peak(reported[micro], cap)
+        if model is not None:
+            return Peak(model.peak(micro), cap)
+        larger = min((size for size in reported if size > micro), default=None)
+        return Peak(reported[larger], cap, is_bound=True) if larger is not None else None
 
     def most_micro(self, rank: int) -> int | None:
         """The largest micro-batch that has been run, and is predicted to fit into the rank's memory; None if it wasn't

@@ -235,6 +235,40 @@ class Policies(Reply, tag="policies", frozen=True):
     policies: tuple[PolicyStatus, ...]
 
 
+class RankForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank before a command and after it."""
+
+    rank: Count
+    node: str
+    share_before: Count | None  # samples of a global batch; null: it takes none
+    share: Count | None  # after the command
+    micro_before: Count | None  # micro-batch in force
+    micro: Count | None  # after the command
+    seconds: float | None = None  # predicted own time of a step, without waits
+    memory_bytes: float | None = None  # predicted peak
+    memory_is_bound: bool = False  # whether it is at most that
+    memory_cap_bytes: float | None = None  # most that the rank may use
+
+
+class DryRun(Reply, tag="dry-run", frozen=True):
+    """What a command would do now. Nothing has changed, and nothing was recorded."""
+
+    run: str
+    verb: str
+    refused: str = ""  # why it would be refused; empty: it would be accepted
+    field: str | None = None  # refused: invalid argument
+    step: Count | None = None  # step at which it would take effect, if no other plan comes before; null: not known
+    before: str | None = None  # as in the reply to the command
+    after: str | None = None  # as in the reply to the command
+    plan_version: Count = 0  # that it was judged by
+    learning_rate: float | None = None  # of that step
+    global_batch: Count | None = None
+    step_seconds_before: float | None = None  # predicted time of a step, without the sum; null: not measured
+    step_seconds: float | None = None
+    ranks: tuple[RankForecast, ...] = ()  # all ranks whose settings it changes
+    advising: tuple[str, ...] = ()  # policies that are on, and would then only advise
+
+
 class DiagnosisReply(Reply, tag="diagnosis", frozen=True):
     """Why a run is slow or stuck."""
 
@@ -515,9 +549,8 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | Policies | DiagnosisReply | LogPart
-    | Viewers | Facts | Digests | Disk | Calibration | Profiles | LinkReply | Audit | HookTest | RunEdited | RunKept
-    | Works
-    | WorkStatus | Traces | TracePart | WorkHosted | WorkFilePart | SliceReply
+    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | Policies | DryRun | DiagnosisReply
+    | LogPart | Viewers | Facts | Digests | Disk | Calibration | Profiles | LinkReply | Audit | HookTest | RunEdited
+    | RunKept | Works | WorkStatus | Traces | TracePart | WorkHosted | WorkFilePart | SliceReply
     | CommandReply | Refusal
 )  # fmt: skip

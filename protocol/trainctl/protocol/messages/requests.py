@@ -19,6 +19,7 @@ from trainctl.protocol.messages.replies import (
     DiagnosisReply,
     Digests,
     Disk,
+    DryRun,
     Events,
     Facts,
     GapFill,
@@ -161,6 +162,16 @@ class PoliciesRequest(Request[Policies], tag="policies-request", frozen=True, fo
     """Requests what the policies of an active run see, what they would do next, and their last actions."""
 
     run: str | None = None
+
+
+class DryRunRequest(Request[DryRun], tag="dry-run-request", frozen=True, forbid_unknown_fields=True):
+    """Requests what a command would do to an active run, or why it would be refused. It isn't sent."""
+
+    verb: Name
+    run: str | None = None
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+    node: str | None = None
+    if_plan: Count | None = None  # required plan version; None: any
 
 
 class DiagnosisRequest(Request[DiagnosisReply], tag="diagnosis-request", frozen=True, forbid_unknown_fields=True):
@@ -406,8 +417,9 @@ GuestRequest = AttachRun | RunSteps | EndRun
 CalibrationRequest = CalibrateRequest | ProfilesRequest | LinkRequest
 Query = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
-    | SamplesRequest | PairsRequest | PoliciesRequest | DiagnosisRequest | LogRequest | AttendRequest | FactsRequest
-    | TracesRequest | TraceRequest | DigestsRequest | DiskRequest | AuditRequest | HookTestRequest | EditRun
+    | SamplesRequest | PairsRequest | PoliciesRequest | DryRunRequest | DiagnosisRequest | LogRequest | AttendRequest
+    | FactsRequest | TracesRequest | TraceRequest | DigestsRequest | DiskRequest | AuditRequest | HookTestRequest
+    | EditRun
 )  # fmt: skip
 """Requests that change no run that is active."""
 Question = Query | CalibrationRequest | GuestRequest | WorkRequest

@@ -12,9 +12,17 @@ import msgspec
 import typer
 from typer.core import TyperCommand
 
-from trainctl.protocol.config.policies import policies_that_yield
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError
-from trainctl.protocol.messages import ACTIVE_RUN_STATES, CommandReply, SnapshotRequest, Traces, TracesRequest, verbs
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    CommandReply,
+    DryRun,
+    DryRunRequest,
+    SnapshotRequest,
+    Traces,
+    TracesRequest,
+    verbs,
+)
 from trainctl.protocol.messages.events import ProfileFailed
 from trainctl.protocol.messages.verb_arguments import Argument, arguments_of
 from trainctl.protocol.messages.verbs import MAX_PROFILE_STEPS, VERBS
@@ -22,6 +30,7 @@ from trainctl.tui.cli import agent_call, output, runs
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Node, Timeout, complete_nodes, subcommands, where
 from trainctl.tui.cli.runs import Run, RunAtAgent
 from trainctl.tui.commands import arguments, command, targets
+from trainctl.tui.commands.forecast import forecast
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.text.glyphs import UNICODE
 
@@ -133,6 +142,9 @@ def send(
         Literal["applied", "accepted", "none"], typer.Option(help="State to wait for before returning.")
     ] = "applied",
     timeout: Timeout = 60.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what the command would do, or why it would be refused.")
+    ] = False,
     connect: Connect = None,
     cluster: ClusterFile = None,
     json: Json = False,
@@ -146,12 +158,16 @@ def send(
             raise InvalidInputError(UNDO, problem)
         at = runs.at_agent(ctx, connect, cluster, run)
         order = agent_call.call(at.address, lambda client: _undoing(client, at.run, options), lead=True)
+        if dry_run:
+            return _dry_run((at.address,), order, json=json)
         return _send((at.address,), order, wait, timeout, json=json)
     args = arguments.verb_args(verb, words or [], local=False)  # a bad argument is an error with or without an agent
     addresses = where(ctx, connect, cluster).addresses
     if targets.is_local(addresses[0]):
         args = arguments.verb_args(verb, words or [], local=True)
     order = command.make_order(verb, args, run=run, **options)
+    if dry_run:
+        return _dry_run(addresses, order, json=json)
     is_first = not json and wait != "none" and id_ is None and if_plan is None
     return _send(addresses, order, wait, timeout, json=json, says_what_follows=is_first)
 
@@ -201,24 +217,31 @@ def _send(
     return agent_call.finish(order, reply, json=json, code=command.exit_code(reply), more=more)
 
 
+def _asked(lead: str, order: command.Order) -> DryRun:
+    """Return what a command would do, by the lead of its run. Raises what `Client.ask` raises."""
+    asked = (order.verb, order.run, dict(order.args), order.node, order.if_plan)
+    return agent_call.call(lead, lambda client: client.ask(DryRunRequest, *asked))
+
+
 def _say_what_follows(lead: str, order: command.Order) -> None:
     """Print what a command that changes the run will do, and which policies then only advise."""
     if VERBS[order.verb].scope != "edit":
         return
-    from trainctl.tui.commands.forms import preview
-    from trainctl.tui.state import reducer
-    from trainctl.tui.state.view_state import ViewState
-
     with contextlib.suppress(TrainctlError):
-        snapshot = agent_call.call(lead, lambda client: client.ask(SnapshotRequest, 0, order.run))
-        state = reducer.apply(ViewState(), snapshot, time.monotonic())
-        follows = preview(order, state, UNICODE)
-        if state.run is None or follows.role == "bad":  # the refusal says why
-            return
-        yielding = policies_that_yield(order.verb, auto=bool(order.args.get("auto")), is_new=not state.run.step)
-        modes = {policy.name: policy.mode for policy in state.run.policies}
-        advising = [f"; policy {name} will only advise" for name in yielding if modes.get(name) == "on"]
-        output.tell(output.arrowed(f"{order.verb}: {output.one_line(follows.text)}{''.join(advising)}"))
+        found = _asked(lead, order)
+        if not found.refused:  # the reply says why
+            output.tell(output.arrowed(f"{order.verb}: {output.one_line(forecast(found, UNICODE))}"))
+
+
+def _dry_run(addresses: Sequence[str], order: command.Order, *, json: bool) -> int:
+    """Print what a command would do; exit as if it were refused if it would be."""
+    order = replace(order, run=runs.id_at(addresses, order.run))
+    found = _asked(agent_call.find_lead(addresses, order.run), order)
+    fields = msgspec.to_builtins(found)
+    names = (field for field in found.__struct_fields__ if field not in ("rid", "v"))
+    text = f"{order.verb}: {'would be refused: ' if found.refused else ''}{forecast(found, UNICODE)}"
+    output.answer(output.arrowed(output.one_line(text)), json=json, **{name: fields[name] for name in names})
+    return RefusedError.exit_code if found.refused else 0
 
 
 def _perplexity(address: str, reply: CommandReply) -> str:
