@@ -178,12 +178,12 @@ class Commands:
         planned = self._pipeline.in_flight.has("checkpoint")
         kept = durable.kept_for_sure(table.keep_last, table.keep_every, planned=planned)
         latest = args.step if args.step is not None else step - (args.steps or 0)
-        found = [at for at in kept if at == latest or (args.step is None and at < latest)]
+        chosen = [at for at in kept if at == latest or (args.step is None and at < latest)]
         if durable.mode == "stopping":
             self.refuse(command, "run", f"the run is {state}")
-        elif state == "starting" and not found:
+        elif state == "starting" and not chosen:
             self.refuse(command, "run", "the run is starting and has no such checkpoint: send it once it trains")
-        elif not found:
+        elif not chosen:
             field = "step" if args.step is not None else "steps"
             back = f"{args.steps} step{'s' if args.steps != 1 else ''}"
             which = f"of step {latest}" if args.step is not None else f"at least {back} before step {step}"
@@ -191,10 +191,10 @@ class Commands:
             self.refuse(command, field, f"no checkpoint {which}; {steps}")
         else:
             self._proposals.goes_back(command)
-            self._state.persist(rollback=Rollback(found[-1], args.skip_batches))
+            self._state.persist(rollback=Rollback(chosen[-1], args.skip_batches))
             count = f"{args.skip_batches} global batch{'es' if args.skip_batches != 1 else ''}"
             skips = f" and skip {count} after it; an event will name the positions" if args.skip_batches else ""
-            result = f"the run will go back from step {step} to step {found[-1]}{skips}"
+            result = f"the run will go back from step {step} to step {chosen[-1]}{skips}"
             self._state.end(command.id, "applied", step, made=CommandApplied("", result))
 
     def call_stop_off(self, why: str) -> None:

@@ -37,7 +37,6 @@ from trainctl.node_agent.conductor.state import (
     Final,
     NobodyLeftError,
     Progress,
-    Rank,
     Stage,
 )
 from trainctl.node_agent.planning.durable import Durable
@@ -64,6 +63,7 @@ class Conductor:
         trainers then live. None: the trainers are being started."""
         self.run, self.config = run, config
         self.shared = state = ConductorState(run, config, durable, progress, adopts=recent is not None)
+        self.progress, self.ranks = state.progress, state.ranks
         self._followed: Durable | None = None  # the durable state whose changes have been followed
         self.proposals, self.departures = Proposals(state), Departures(state)
         self.pipeline = Pipeline(state, self.proposals, self.departures, recent or ())
@@ -122,10 +122,6 @@ class Conductor:
         return self.shared.durable
 
     @property
-    def progress(self) -> Progress:
-        return self.shared.progress
-
-    @property
     def stage(self) -> Stage:
         return self.shared.stage
 
@@ -133,11 +129,6 @@ class Conductor:
     def final(self) -> Final | None:
         """Return how the run ended, None until it is to end."""
         return self.shared.final
-
-    @property
-    def ranks(self) -> dict[int, Rank]:
-        """All of the run's, drained ones included."""
-        return self.shared.ranks
 
     @property
     def goes_back(self) -> bool:

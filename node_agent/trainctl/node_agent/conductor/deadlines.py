@@ -72,7 +72,7 @@ class StallDetector:
     def forget(self, rank: int) -> None:
         """Its process is to be another one."""
         self._of.pop(rank, None)
-        self._done = {known for known in self._done if known[0] != rank}
+        self._done = {done for done in self._done if done[0] != rank}
 
     def seconds(self, rank: int) -> float:
         """Return how long it has not made progress, as far as it was heard from."""

@@ -288,12 +288,12 @@ class Group:
         state = self._state
         waited_seconds = None if self._left is None else state.now - self._left
         self._left = None
-        given: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         if self._source is not None:
             behind = dict.fromkeys(state.node(rank) for rank in self._behind)
-            given = {"behind": tuple(behind), "source": state.node(self._source)}
+            more = {"behind": tuple(behind), "source": state.node(self._source)}
         generation = state.durable.generation
-        return GenerationFormed(generation, len(members), members, state.engine, waited_seconds=waited_seconds, **given)
+        return GenerationFormed(generation, len(members), members, state.engine, waited_seconds=waited_seconds, **more)
 
     def overdue(self) -> str:
         """Return which nodes have not answered an offer or a form in time; empty if none."""

@@ -64,7 +64,7 @@ class DataSupply:
     def samples(self) -> int | None:
         """Samples that all live ranks have; None if the file doesn't grow."""
         sealed = [at.sealed for at in self._state.live.values()]
-        return min((one.samples for one in sealed if one is not None), default=0) if any(sealed) else None
+        return min((each.samples for each in sealed if each is not None), default=0) if any(sealed) else None
 
 
 Wish = Literal["form", "pause", "stopped", "finished"]
@@ -97,8 +97,8 @@ class Pipeline:
     def most_micro(self, ranks: Iterable[int]) -> dict[int, int]:
         """The largest micro-batch of calibrated ranks whose own is chosen: by memory, and by what failed lately."""
         settings, kept = self._state.settings.ranks, self._state.durable.policies.get("micro-batch")
-        found = {rank: self.peaks.most_micro(rank) for rank in ranks if settings[rank].auto_micro}
-        sizes = {rank: most for rank, most in found.items() if most is not None}
+        limits = {rank: self.peaks.most_micro(rank) for rank in ranks if settings[rank].auto_micro}
+        sizes = {rank: most for rank, most in limits.items() if most is not None}
         barred = {rank: barred_size(kept.memory, rank, self._state.progress.step) for rank in sizes} if kept else {}
         return {rank: min(most, max(1, (barred.get(rank) or most + 1) - 1)) for rank, most in sizes.items()}
 
@@ -150,7 +150,7 @@ class Pipeline:
     @property
     def _carries(self) -> bool:
         carried = self._state.durable.carried.values()
-        return bool(self._state.pending.staged) or any(one.step > self._state.planned_step for one in carried)
+        return bool(self._state.pending.staged) or any(command.step > self._state.planned_step for command in carried)
 
     def _lacks_data(self) -> str:
         """Return what is missing for the next step with the edits that it takes up."""

@@ -115,8 +115,8 @@ class Proposals:
     def _memory(self, name: PolicyName) -> tuple[Memory, Mapping[str, float]]:
         """A policy's own, for it to write to, and what is kept of it. Another one once that has changed."""
         kept = self._kept(name).memory
-        made = self._memories[name] = Memory(dict(kept), self._evidence.setdefault(name, {})), kept
-        return made
+        entry = self._memories[name] = Memory(dict(kept), self._evidence.setdefault(name, {})), kept
+        return entry
 
     def set_mode(self, command: Commanded, args: verbs.Autopilot) -> None:
         """At once, whatever the run is doing: no plan depends on it. Done again it changes nothing."""
@@ -127,8 +127,8 @@ class Proposals:
         before, step = self.mode(args.name), self._state.progress.step
         self._keep(args.name, mode=args.mode, failures=0)
         self._state.persist()
-        made = PolicyModeChanged(args.name, before, args.mode)
-        self._state.end(command.id, "applied", step, made=made)
+        change = PolicyModeChanged(args.name, before, args.mode)
+        self._state.end(command.id, "applied", step, made=change)
 
     def yield_to(self, command: Commanded) -> None:
         """A person decides what a policy would have decided: from here on it only advises."""
@@ -163,9 +163,9 @@ class Proposals:
         if mode == "off":
             return PolicyStatus(name, mode)
         memory = Memory(dict(self._kept(name).memory), copy.deepcopy(self._evidence.get(name, {})))
-        found = policy.sees(self._facts(self._last), memory)
-        waits = self._waits() if found.command and mode == "on" and not found.acts_at_once else ""
-        return PolicyStatus(name, mode, found.figures, found.command, found.why, waits)
+        sight = policy.sees(self._facts(self._last), memory)
+        waits = self._waits() if sight.command and mode == "on" and not sight.acts_at_once else ""
+        return PolicyStatus(name, mode, sight.figures, sight.command, sight.why, waits)
 
     def _waits(self) -> str:
         """Return what a command that isn't urgent waits for."""
@@ -252,13 +252,13 @@ class Proposals:
             each = [proposal] if proposal.before is None else [proposal.before, proposal]
             kept = self._kept(name)
             proposed = [self._proposed(name, one, kept.actions + number) for number, one in enumerate(each)]
-            sent = tuple(one.id for one in proposed)
+            sent = tuple(command.id for command in proposed)
             pending, actions = dict(proposal.remember), kept.actions + len(each)
             self._keep(name, sent=sent, reason=proposal.reason, pending=pending, actions=actions)
             self._state.persist()
-            for one in proposed:
-                self._expected[one.id] = self._state.progress.step
-                self._send(name, one, proposal.severity)
+            for command in proposed:
+                self._expected[command.id] = self._state.progress.step
+                self._send(name, command, proposal.severity)
 
     def _proposed(self, name: PolicyName, proposal: Proposal, number: int) -> Proposed:
         """`number`: of the commands that the policy has sent before. An id has one outcome, so each has its own."""

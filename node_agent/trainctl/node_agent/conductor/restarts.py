@@ -50,11 +50,11 @@ class Departures:
     def apply(self, step: int) -> None:
         """All that are due leave the group before `step`."""
         for rank, why in self.due.items():
-            made = share_edits.lose(self._state.settings, rank)
-            self._state.keep(settings=made.settings, departed=(*self._state.durable.departed, rank))
+            edit = share_edits.lose(self._state.settings, rank)
+            self._state.keep(settings=edit.settings, departed=(*self._state.durable.departed, rank))
             self._state.ranks[rank].forget()
             self._state.ranks[rank].why = why
-            change = msgspec.structs.replace(made.change, cause=why, node=self._state.node(rank))
+            change = msgspec.structs.replace(edit.change, cause=why, node=self._state.node(rank))
             self._state.happen(change, "warning", step, verb="drain")
 
     def release(self) -> None:

@@ -322,32 +322,32 @@ def _no_answer(state: ConductorState, plan: StepPlan, node: str, why: str) -> No
 def probe(state: ConductorState, plan: StepPlan, reports: Reports) -> dict[int, str]:
     """Compare the models of all ranks. Return why, of each new rank that holds another model than those that train.
     Raises CannotGoOnError if none of them has trained."""
-    found = {rank: report for rank, report in sorted(reports.items()) if isinstance(report, Probed)}
-    passed = [rank for rank in state.durable.probed or () if rank in found]
-    if len(found) < len(reports):
-        silent = ", ".join(state.settings.label(rank) for rank in sorted(reports.keys() - found))
+    probes = {rank: report for rank, report in sorted(reports.items()) if isinstance(report, Probed)}
+    passed = [rank for rank in state.durable.probed or () if rank in probes]
+    if len(probes) < len(reports):
+        silent = ", ".join(state.settings.label(rank) for rank in sorted(reports.keys() - probes))
         raise CannotGoOnError(
             f"no answer to the probe from {silent}; install the same version of trainctl on all nodes"
         )
     refused: dict[int, str] = {}
     seconds = max(report.step_seconds - report.phases.wait for report in reports.values())
-    for each in results.compare(found, passed, _precision(state)):
+    for each in results.compare(probes, passed, _precision(state)):
         if each.is_refused:
-            refused[each.rank] = results.refusal(each, found, state.settings.label)
+            refused[each.rank] = results.refusal(each, probes, state.settings.label)
             continue
         names = state.settings.label(each.rank), state.settings.label(each.other)
         state.happen(run_events.ProbePassed(*names, each.largest, each.limit, each.tokens, seconds), "good", plan.step)
     if refused and not passed:
         raise CannotGoOnError(next(iter(refused.values())))
-    state.persist(probed=tuple(rank for rank in found if rank not in refused))  # not before it, as an evaluation
+    state.persist(probed=tuple(rank for rank in probes if rank not in refused))  # not before it, as an evaluation
     return refused
 
 
-def check_preflights(state: ConductorState, found: Mapping[int, Probed]) -> None:
+def check_preflights(state: ConductorState, probes: Mapping[int, Probed]) -> None:
     """Compare the ranks of a new group before they have formed one. Raises CannotGoOnError."""
-    (worst,) = results.compare(found, (), _precision(state))
+    (worst,) = results.compare(probes, (), _precision(state))
     if worst.is_refused:
-        raise CannotGoOnError(results.refusal(worst, found, state.settings.label))
+        raise CannotGoOnError(results.refusal(worst, probes, state.settings.label))
 
 
 def _precision(state: ConductorState) -> Precision:

@@ -35,7 +35,7 @@ def run_view(
         steps=config.run.steps,
         plan_version=durable.settings.plan_version,
         global_batch=durable.settings.global_batch,
-        samples=next((one.samples for one in ready), None) if sealed is None else sealed,
+        samples=next((each.samples for each in ready), None) if sealed is None else sealed,
         cursor=progress.cursor,
         learning_rate=rate(durable.settings.lr, config.optimizer, config.run.steps, next_step),
         started_at=started_at,

@@ -168,8 +168,8 @@ class Durable(msgspec.Struct, frozen=True):
 
     def is_profiled(self, step: int, rank: int | None = None) -> bool:
         """Return whether a profile of the rank slows a step; of any rank if it is None."""
-        known = self.profiling.values() if rank is None else filter(None, [self.profiling.get(rank)])
-        return any(step <= one.last_step + TRACE_STEPS for one in known)
+        profiles = self.profiling.values() if rank is None else filter(None, [self.profiling.get(rank)])
+        return any(step <= profile.last_step + TRACE_STEPS for profile in profiles)
 
     @property
     def first_step(self) -> int:

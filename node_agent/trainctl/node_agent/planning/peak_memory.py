@@ -68,9 +68,9 @@ class MemoryPeaks:
         self._caps.setdefault(rank, float(cap_bytes or 0))
         if self._profiles.get(rank) == profile:
             return
-        peaks = [(one.micro, float(one.peak_bytes)) for one in profile.passes if one.peak_bytes]
+        peaks = [(each.micro, float(each.peak_bytes)) for each in profile.passes if each.peak_bytes]
         self._profiles[rank], self._calibrated[rank] = profile, fit(peaks)
-        self._tried[rank] = max(one.micro for one in profile.passes)
+        self._tried[rank] = max(each.micro for each in profile.passes)
 
     def reported(self, reports: Mapping[int, Report], plan_version: int) -> None:
         """Every rank's report of one whole step. They are read when a model is wanted, or the plan changes."""
@@ -103,8 +103,8 @@ class MemoryPeaks:
         calibrated, through the peak of their steps. Of both the one where a sample takes more: a process may keep
         memory."""
         self._take_steps()
-        found = {rank: self._model(rank) for rank in ranks}
-        return {rank: model for rank, model in found.items() if model is not None}
+        models = {rank: self._model(rank) for rank in ranks}
+        return {rank: model for rank, model in models.items() if model is not None}
 
     def predicted(self, rank: int, micro: int) -> Peak | None:
         """Return the peak of a rank's passes of `micro` samples: by its model, or at most that of a larger micro-batch

@@ -184,10 +184,10 @@ def likely_cause(own: Probed, other: Probed, names: tuple[str, str]) -> str:
     return "the model's code; compare config.json and the versions of transformers and mlx-lm"
 
 
-def refusal(each: Difference, found: Mapping[int, Probed], label: Callable[[int], str]) -> str:
+def refusal(each: Difference, probes: Mapping[int, Probed], label: Callable[[int], str]) -> str:
     """Return why the rank of a difference is refused, with the likely cause."""
     names = rank, other = label(each.rank), label(each.other)
-    own, its = found[each.rank], found[each.other]
+    own, its = probes[each.rank], probes[each.other]
     text = f"probe: {rank} differs from {other} by {each.largest:.2g} in a token's log-probability"
     where, first = "", first_layer(own, its)
     if first is not None:

@@ -134,19 +134,19 @@ def least_seconds(settings: Settings, models: Mapping[int, StepModel], most_micr
     return lower_bound(settings.global_batch, rated)
 
 
-def _with_micros(made: Edit, settings: Settings, chosen: Mapping[int, int]) -> Edit:
+def _with_micros(edited: Edit, settings: Settings, chosen: Mapping[int, int]) -> Edit:
     """The edit with the micro-batches that were chosen with the shares."""
     if not chosen:
-        return made
+        return edited
     ranks = {
         rank: msgspec.structs.replace(setting, micro_batch=chosen.get(rank, setting.micro_batch))
-        for rank, setting in made.settings.ranks.items()
+        for rank, setting in edited.settings.ranks.items()
     }
     before, after = (
         tuple((of[rank].node, of[rank].micro_in_force) for rank in chosen) for of in (settings.ranks, ranks)
     )
-    change = msgspec.structs.replace(made.change, micro_before=before, micro_after=after)
-    return Edit(msgspec.structs.replace(made.settings, ranks=ranks), change)
+    change = msgspec.structs.replace(edited.change, micro_before=before, micro_after=after)
+    return Edit(msgspec.structs.replace(edited.settings, ranks=ranks), change)
 
 
 def _why_not(settings: Settings, node: str) -> str:
@@ -163,8 +163,8 @@ def why_no_share(settings: Settings, rank: int) -> str:
 
 
 def unknown_node(settings: Settings, node: str | None) -> str:
-    known = ", ".join(dict.fromkeys(setting.node for setting in settings.ranks.values()))
-    return f"no node {node!r} in this run; the nodes are {known}"
+    nodes = ", ".join(dict.fromkeys(setting.node for setting in settings.ranks.values()))
+    return f"no node {node!r} in this run; the nodes are {nodes}"
 
 
 # ---------------------------------------------------------------- drain and admit
@@ -208,8 +208,8 @@ def lose(settings: Settings, rank: int) -> Edit:
     """
     is_first = not any(setting.out == "lost" for setting in settings.ranks.values())
     had = {at: setting.share if is_first else setting.last_share for at, setting in settings.ranks.items()}
-    made = edit(settings, shares_without(settings.shares, (rank,)))
-    return Edit(_remembering(made.settings, had, lost=rank), made.change)
+    edited = edit(settings, shares_without(settings.shares, (rank,)))
+    return Edit(_remembering(edited.settings, had, lost=rank), edited.change)
 
 
 def take_back(settings: Settings, rank: int, facts: Facts, config: RunFile) -> Edit:
@@ -221,8 +221,8 @@ def take_back(settings: Settings, rank: int, facts: Facts, config: RunFile) -> E
         counts = apportion(settings.global_batch, {at: float(share) for at, share in present.items()})
     else:
         counts = returned_share(settings.shares, rank, had[rank])
-    made = edit(settings, counts)
-    return Edit(_remembering(made.settings, had), made.change)
+    edited = edit(settings, counts)
+    return Edit(_remembering(edited.settings, had), edited.change)
 
 
 def _remembering(settings: Settings, had: Mapping[int, int], lost: int | None = None) -> Settings:

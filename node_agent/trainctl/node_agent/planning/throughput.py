@@ -63,7 +63,7 @@ class Rates:
     def calibrated(self, rank: int, profile: ProfileSummary) -> None:
         """The seconds of its passes by micro-batch, as they once were; its steps say how much slower it is now."""
         if self._profiles.get(rank) != profile:
-            points = [(one.micro, one.seconds) for one in profile.passes]
+            points = [(each.micro, each.seconds) for each in profile.passes]
             self._profiles[rank], self._calibrated[rank] = profile, PassCurve.smoothed(points, PASS_NOISE)
 
     def measured(self, rank: int, samples_per_second: float, micro: int) -> None:
@@ -135,10 +135,10 @@ class Rates:
         self._take_steps()
         wanted = {*ranks}
         timings = {rank: rows for rank, rows in self._timings.items() if rank in wanted}
-        found = models(timings, self._fitted | self._calibrated)
-        least = min((model.floor_seconds for model in found.values()), default=0.0)
-        alone = self._measured.keys() & wanted - found.keys()
-        return found | {rank: self._alone(rank, least) for rank in sorted(alone)}
+        timed = models(timings, self._fitted | self._calibrated)
+        least = min((model.floor_seconds for model in timed.values()), default=0.0)
+        alone = self._measured.keys() & wanted - timed.keys()
+        return timed | {rank: self._alone(rank, least) for rank in sorted(alone)}
 
     def _alone(self, rank: int, floor_seconds: float) -> StepModel:
         rate, micro = self._measured[rank]

@@ -32,11 +32,11 @@ def main(arguments: list[str] | None = None) -> int:
     gc.set_threshold(100_000)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        found = scenario.read(
+        simulated = scenario.read(
             options.cluster, options.run, seed=options.seed, steps=options.steps, parameters=options.parameters
         )
-        set_title("simulator", f"of {found.config.run.name}")
-        return _play(found, options.output)
+        set_title("simulator", f"of {simulated.config.run.name}")
+        return _play(simulated, options.output)
     except TrainctlError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return error.exit_code
@@ -58,21 +58,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _play(found: Scenario, root: Path | None) -> int:
-    directory = _directory(found, root)
+def _play(simulated: Scenario, root: Path | None) -> int:
+    directory = _directory(simulated, root)
     with contextlib.ExitStack() as undo:
         undo.callback(shutil.rmtree, directory, ignore_errors=True)
-        simulation = Simulation(found, directory)
+        simulation = Simulation(simulated, directory)
         played = simulation.play(partial(_say, {"run_directory": str(directory)}))
         undo.pop_all()
-    _say(outcome(found, played, RunPaths(directory)))
+    _say(outcome(simulated, played, RunPaths(directory)))
     return 0 if played.ended.state == "finished" else RefusedError.exit_code
 
 
-def _directory(found: Scenario, root: Path | None) -> Path:
+def _directory(simulated: Scenario, root: Path | None) -> Path:
     """Made, with the first free name. Raises InvalidInputError if it can't be made."""
     runs = runs_directory(node_directory(NODE, root))
-    name = f"{found.config.run.name}-simulated-{found.seed}"
+    name = f"{simulated.config.run.name}-simulated-{simulated.seed}"
     try:
         runs.mkdir(parents=True, exist_ok=True)
         return next(made for number in count(1) if (made := _made(runs / (f"{name}-{number}" if number > 1 else name))))

@@ -50,14 +50,14 @@ def _buckets(table: np.ndarray[Any, Any], names: list[str]) -> Iterator[tuple[An
     numbers = np.arange(len(table))
     for column, name in enumerate(names, 2):
         values = table[:, column]
-        known = np.abs(values) < _LARGEST  # false for NaN
-        counts = np.add.reduceat(known, starts, dtype=np.int64)
+        counted = np.abs(values) < _LARGEST  # false for NaN
+        counts = np.add.reduceat(counted, starts, dtype=np.int64)
         if not counts.any():
             continue
-        low = np.minimum.reduceat(np.where(known, values, np.inf), starts).tolist()
-        high = np.maximum.reduceat(np.where(known, values, -np.inf), starts).tolist()
-        sums = np.add.reduceat(np.where(known, values, 0.0), starts).tolist()
-        last = values[np.maximum.reduceat(np.where(known, numbers, 0), starts)].tolist()
+        low = np.minimum.reduceat(np.where(counted, values, np.inf), starts).tolist()
+        high = np.maximum.reduceat(np.where(counted, values, -np.inf), starts).tolist()
+        sums = np.add.reduceat(np.where(counted, values, 0.0), starts).tolist()
+        last = values[np.maximum.reduceat(np.where(counted, numbers, 0), starts)].tolist()
         of_bucket = zip(rank_of, bucket_of, counts.tolist(), low, high, sums, last, strict=True)
         for rank, bucket, count, least, most, total, newest in of_bucket:
             if count:

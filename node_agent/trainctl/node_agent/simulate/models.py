@@ -144,10 +144,10 @@ class DeviceModel:
 
     def _fitting(self, micro: int) -> tuple[int, int]:
         """As a trainer does, a pass that runs out of memory is made again in halves."""
-        found = self._fits.get(micro)
-        if found is None:
-            found = self._fits[micro] = self._halved(micro)
-        return found
+        fitting = self._fits.get(micro)
+        if fitting is None:
+            fitting = self._fits[micro] = self._halved(micro)
+        return fitting
 
     def _halved(self, micro: int) -> tuple[int, int]:
         replays = 0

@@ -84,11 +84,11 @@ def _resolved(config: RunFile, nodes: Mapping[int, SimulatedNode], path: Path) -
 
 
 def _simulated(cluster: Cluster, name: str, path: Path) -> SimulatedNode:
-    found = cluster.nodes[name].simulated
-    if found is None:
+    node = cluster.nodes[name].simulated
+    if node is None:
         problem = "missing: say how fast the simulated node is, with a profile, a device, passes or samples_per_second"
         raise InvalidInputError(f"{path}: nodes.{name}.simulated", problem)
-    return found
+    return node
 
 
 def _facts(config: RunFile, path: Path) -> ModelFacts | None:
@@ -110,8 +110,8 @@ def _trained(config: RunFile, facts: ModelFacts | None, path: Path) -> int:
 def _link(node: SimulatedNode, profile: DeviceProfile | None) -> LinkRate:
     """Return what a node's settings say, else the slowest link of its profile, else a usual one."""
     links = profile.links if profile is not None else ()
-    measured = min((min(one.sent_bytes_per_second, one.received_bytes_per_second) for one in links), default=None)
-    delays = [one.latency_seconds for one in links if one.latency_seconds is not None]
+    measured = min((min(link.sent_bytes_per_second, link.received_bytes_per_second) for link in links), default=None)
+    delays = [link.latency_seconds for link in links if link.latency_seconds is not None]
     rate = node.link_gbit * 125e6 if node.link_gbit is not None else measured or LINK_BYTES_PER_SECOND
     latency = node.latency_ms / 1e3 if node.latency_ms is not None else max(delays, default=LATENCY_SECONDS)
     return LinkRate("simulated", rate, rate, latency or None)
@@ -171,19 +171,19 @@ class _Maker:
         return flops.of(self._config.data.sequence_length, 1) / (USED_PART * peak)
 
     def _known(self, name: str, node: SimulatedNode) -> Device:
-        found = device_named(node.device)
-        if found is None:
+        device = device_named(node.device)
+        if device is None:
             raise InvalidInputError(f"{self._where(name)}.device", no_such_device(node.device))
-        return found
+        return device
 
     def _memory(self, node: SimulatedNode, profile: DeviceProfile | None, table: NodeTable) -> MemoryModel | None:
         """Return what the settings say, else the profile's peaks, else an estimate."""
-        found = None
+        model = None
         if profile is not None:
-            found = memory_estimate.fit([(one.micro, one.peak_bytes) for one in profile.passes if one.peak_bytes])
+            model = memory_estimate.fit([(each.micro, each.peak_bytes) for each in profile.passes if each.peak_bytes])
         elif self._facts is not None:
-            found = self._estimate(self._facts, node, table)
-        return described_memory(node, found)
+            model = self._estimate(self._facts, node, table)
+        return described_memory(node, model)
 
     def _estimate(self, facts: ModelFacts, node: SimulatedNode, table: NodeTable) -> MemoryModel:
         placed = msgspec.structs.replace(table, device="cuda:0")
@@ -198,7 +198,7 @@ class _Maker:
         if own is None and profile is not None:
             own = profile.memory_cap_bytes
         limit = table.memory_limit_gb * 1e9 if table.memory_limit_gb is not None else None
-        return min((one for one in (own, limit) if one is not None), default=None)
+        return min((cap for cap in (own, limit) if cap is not None), default=None)
 
     def _where(self, name: str) -> str:
         return f"{self._path}: nodes.{name}.simulated"

@@ -41,9 +41,9 @@ FAREWELL_MILLISECONDS = 1000
 class RunTrainers:
     """The ranks of one run, and how each is connected to its node's agent."""
 
-    def __init__(self, found: scenario.Scenario, run: str, context: zmq.asyncio.Context) -> None:
-        self.scenario, self._context, self._time = found, context, RealTime()
-        self.ranks = make_ranks(found, run, self._time.began_at, self._time, self._say)
+    def __init__(self, simulated: scenario.Scenario, run: str, context: zmq.asyncio.Context) -> None:
+        self.scenario, self._context, self._time = simulated, context, RealTime()
+        self.ranks = make_ranks(simulated, run, self._time.began_at, self._time, self._say)
         self.started_at = dict[int, float]()  # Unix seconds, of each rank's newest trainer
         self.exit_status = dict[int, int]()  # of those that have ended
         self._logs = dict[int, Path]()
@@ -123,10 +123,10 @@ class SimulatedTrainers(TrainerSupervisor):
             raise RefusedError(f"rank {rank} of {run} is already running")
         try:
             if run not in self._runs:
-                found = scenario.read(
+                simulated = scenario.read(
                     self._cluster, run_paths.run_file, seed=self._seed, steps=None, parameters=self._parameters
                 )
-                self._runs[run] = RunTrainers(found, run, self._context)
+                self._runs[run] = RunTrainers(simulated, run, self._context)
             self._runs[run].start(rank, argv[argv.index("--endpoint") + 1], run_paths.log(rank))
         except (InvalidInputError, OSError) as error:
             raise RefusedError(f"rank {rank} of {run} cannot be started: {error}") from None
@@ -204,10 +204,10 @@ class SimulatedAgents:
     ) -> None:
         """`state`: folder of the nodes and their runs. `metrics`: where the first node serves Prometheus.
         `watches_parent`: end with standard input. Raises InvalidInputError."""
-        found = cluster_file.read(cluster, simulated=True)
+        described = cluster_file.read(cluster, simulated=True)
         nodes = {
             name: msgspec.structs.replace(entry, address=agent_address(node_directory(name, state)))
-            for name, entry in found.nodes.items()
+            for name, entry in described.nodes.items()
             if entry.simulated is not None
         }
         if not nodes:
@@ -222,7 +222,7 @@ class SimulatedAgents:
             Agent(
                 name,
                 state_root=state,
-                cluster=msgspec.structs.replace(found, nodes=nodes),
+                cluster=msgspec.structs.replace(described, nodes=nodes),
                 options=Options(
                     metrics=metrics if name == next(iter(nodes)) else None,
                     trainers=self._trainers,

@@ -126,8 +126,8 @@ class SimulatedLead:
             return part
         if self._links is None or self._links[0] != part.generation:
             nodes = {rank: setting.node for rank, setting in self.conductor.durable.settings.live.items()}
-            found = {rank: at.ready.profile for rank, at in self.conductor.ranks.items() if at.ready is not None}
-            profiles = {rank: profile for rank, profile in found.items() if profile is not None}
+            said = {rank: at.ready.profile for rank, at in self.conductor.ranks.items() if at.ready is not None}
+            profiles = {rank: profile for rank, profile in said.items() if profile is not None}
             self._links = part.generation, group_links(nodes, profiles, self._lead)
         return compared(part, ready, self._links[1])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainctl.node_agent.conductor import events as conductor_events
 from trainctl.node_agent.planning import ranges
-from trainctl.node_agent.simulate import simulated_reports as made
+from trainctl.node_agent.simulate import simulated_reports
 from trainctl.node_agent.simulate.models import (
     JOIN_SECONDS,
     NOTICE_SECONDS,
@@ -136,7 +136,7 @@ class SimulatedRank:
 
     def _load(self) -> None:
         self.loaded = True
-        self._say(made.ready(self.facts, self.last_step, self.cursor))
+        self._say(simulated_reports.ready(self.facts, self.last_step, self.cursor))
 
     def die(self, why: str) -> None:
         """As by SIGKILL: ranks that wait for it in a sum notice it, and so does its agent."""
@@ -219,7 +219,8 @@ class SimulatedRank:
     def _leave(self) -> None:
         """Give up what is in progress; what the accumulators hold by now stays."""
         if self._in_step is not None:
-            self._hold(made.done_by(self._in_step.left, self._in_step.part, self._queue.now - self._in_step.began))
+            step, seconds = self._in_step, self._queue.now - self._in_step.began
+            self._hold(simulated_reports.done_by(step.left, step.part, seconds))
         self._in_step, self._generation = None, None
         self._work += 1
         self._plans.clear()
@@ -237,7 +238,7 @@ class SimulatedRank:
         if self.rank not in form.ranks:
             return
         if form.engine == "none":
-            self._answer(made.formed(self.facts, form, 0.0))
+            self._answer(simulated_reports.formed(self.facts, form, 0.0))
             return
         self._group = self._group_of(form)
         level = self._links.transfer_seconds(form.ranks) if form.behind else 0.0
@@ -267,7 +268,7 @@ class SimulatedRank:
             self.last_step, self.cursor = form.step, form.cursor
             self._held, self._held_from, self._begun = (), None, None
         self._free_at = self._queue.now
-        self._say(made.formed(self.facts, form, level))
+        self._say(simulated_reports.formed(self.facts, form, level))
 
     # ------------------------------------------------------------ steps
 
@@ -283,7 +284,7 @@ class SimulatedRank:
             seconds = self._links.transfer_seconds(self._group.form.ranks)
             self._arrive(plan.seq, seconds, partial(self._end_side, plan, mine, seconds))
         else:
-            seconds = made.side_seconds(self.facts, self._device, self._links, plan, mine)
+            seconds = simulated_reports.side_seconds(self.facts, self._device, self._links, plan, mine)
             self._later(seconds, partial(self._end_side, plan, mine, seconds))
 
     def _begin_step(self, plan: messages.StepPlan, mine: messages.RankWork) -> None:
@@ -320,7 +321,7 @@ class SimulatedRank:
         step = self._in_step
         assert step is not None
         self._hold(step.left)
-        report = made.step_report(self.facts, step, self._held, self._queue.now)
+        report = simulated_reports.step_report(self.facts, step, self._held, self._queue.now)
         self.last_step, self.cursor = step.plan.step, step.plan.cursor + step.plan.global_batch
         self._held, self._held_from, self._in_step = (), None, None
         self._end_plan(report)
@@ -328,12 +329,12 @@ class SimulatedRank:
     def _end_side(self, plan: messages.StepPlan, mine: messages.RankWork, seconds: float) -> None:
         if plan.kind == "checkpoint" and self.rank in plan.writers and self.facts.writes_in_background:
             self._write_in_background(plan)
-        self._end_plan(made.side_report(self.facts, self._links, plan, mine, seconds, self._queue.now))
+        self._end_plan(simulated_reports.side_report(self.facts, self._links, plan, mine, seconds, self._queue.now))
 
     def _write_in_background(self, plan: messages.StepPlan) -> None:
         """A copy that is complete later, whatever its group does meanwhile; not if its process ends before."""
-        life, done = self._life, made.checkpointed(self.facts, self._links, plan)
-        seconds = made.write_seconds(self.facts, self._links)
+        life, done = self._life, simulated_reports.checkpointed(self.facts, self._links, plan)
+        seconds = simulated_reports.write_seconds(self.facts, self._links)
         self._queue.after(seconds, lambda: self._say(done) if self._life == life else None)
 
     def _end_plan(self, report: messages.Report) -> None:

@@ -85,13 +85,13 @@ def done_by(left: Sequence[messages.Range], part: SimulatedPart, seconds: float)
 
 def first_positions(pieces: Sequence[messages.Range], count: int) -> list[messages.Range]:
     """The first so many."""
-    found: list[messages.Range] = []
+    first: list[messages.Range] = []
     for piece in pieces:
         if count <= 0:
             break
-        found.append(messages.Range(piece.start, min(piece.count, count)))
+        first.append(messages.Range(piece.start, min(piece.count, count)))
         count -= piece.count
-    return found
+    return first
 
 
 def _same(facts: RankFacts, plan: messages.StepPlan, now: float) -> dict[str, Any]:
@@ -159,8 +159,8 @@ def device_reading(spec: DeviceSpec) -> messages.GpuReading:
 def _memory(facts: RankFacts, part: SimulatedPart) -> dict[str, float]:
     """Return what is held at any micro-batch, the peak, and the cap, as far as they are known."""
     spec = facts.device_spec
-    found = None if spec.memory is None else spec.memory.base_bytes, part.peak_bytes, spec.cap_bytes
-    named = zip(messages.RANK_COLUMNS, found, strict=True)
+    values = None if spec.memory is None else spec.memory.base_bytes, part.peak_bytes, spec.cap_bytes
+    named = zip(messages.RANK_COLUMNS, values, strict=True)
     return {name: float(int(value)) for name, value in named if value is not None}
 
 
