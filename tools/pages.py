@@ -2,11 +2,15 @@
 
 That is docs/protocol.md, docs/protocol-agents.md and docs/protocol.schema.json from the message types, the tables of
 docs/keys.md from the key bindings, that of docs/from-other-trainers.md from the names that errors explain, those of
-docs/diagnosis.md from the rules of the diagnosis, and the pictures from those that the tests of the screens compare.
+docs/diagnosis.md from the rules of the diagnosis, docs/python-api.md from the clients, and the pictures from those that
+the tests of the screens compare.
 """
 
 import argparse
+import ast
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,10 +18,14 @@ from typing import Final
 
 from tools.pictures import as_svg
 from tools.protocol_docs import docs, generated, schema
+from trainctl.protocol import errors
 from trainctl.protocol.analysis.diagnosis.diagnose import fields
 from trainctl.protocol.analysis.diagnosis.rule import Rule
 from trainctl.protocol.analysis.diagnosis.rules.table import RULES
+from trainctl.protocol.client import BlockingClient, Client, attach_cluster
 from trainctl.protocol.config.validation_errors import NAMES_ELSEWHERE
+from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.security.keyring import Keyring
 from trainctl.tui.app import keymap
 from trainctl.tui.widgets.theme import THEMES
 
@@ -81,6 +89,42 @@ def names_page() -> str:
     return generated.filled(Path("docs/from-other-trainers.md"), {"names": "\n".join(table)})
 
 
+def python_page() -> str:
+    """Return docs/python-api.md, from signatures and docstrings."""
+    classes = "\n\n".join(_class(kind) for kind in (Client, BlockingClient, Keyring))
+    raised = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TrainctlError)]
+    table = ["| exception | kind of | exit code | raised |", "| --- | --- | --- | --- |"]
+    for kind in raised:
+        base = kind.__mro__[1].__name__
+        table.append(f"| `{kind.__name__}` | `{base}` | {kind.exit_code} | {_doc(kind).replace(chr(10), ' ')} |")
+    blocks = {"classes": classes, "functions": _function(attach_cluster), "errors": "\n".join(table)}
+    return generated.filled(Path("docs/python-api.md"), blocks)
+
+
+def _class(kind: type) -> str:
+    methods = [value for name, value in vars(kind).items() if inspect.isfunction(value) and name[0] != "_"]
+    own = [_function(method) for method in methods if not hasattr(method, "__wrapped__")]
+    also = ", ".join(f"`{method.__name__}`" for method in methods if hasattr(method, "__wrapped__"))
+    shared = [f"{also}: as those of `Client`."] if also else []
+    return "\n\n".join([f"### {kind.__name__}", _doc(kind), _function(vars(kind)["__init__"]), *own, *shared])
+
+
+def _function(function: Callable[..., object]) -> str:
+    """Return a function's signature as it is written, without `self`, and its docstring."""
+    node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    node.args.args = [argument for argument in node.args.args if argument.arg != "self"]
+    node.args.posonlyargs = [argument for argument in node.args.posonlyargs if argument.arg != "self"]
+    name = function.__qualname__.split(".")[0] if node.name == "__init__" else node.name
+    kind = "async def " if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) else "def "
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None and node.name != "__init__" else ""
+    return f"```python\n{kind}{name}({ast.unparse(node.args)}){returns}\n```\n\n{_doc(function)}"
+
+
+def _doc(item: object) -> str:
+    return inspect.getdoc(item) or ""
+
+
 def files() -> Iterator[tuple[Path, bytes]]:
     """Yield each generated file of docs and what it must contain."""
     pages: dict[Path, Callable[[], str]] = {
@@ -90,6 +134,7 @@ def files() -> Iterator[tuple[Path, bytes]]:
         Path("docs/keys.md"): keys_page,
         Path("docs/diagnosis.md"): diagnosis_page,
         Path("docs/from-other-trainers.md"): names_page,
+        Path("docs/python-api.md"): python_page,
     }
     for path, page in pages.items():
         yield generated.ROOT / path, page().encode()

@@ -171,7 +171,7 @@ class Client:
     # ------------------------------------------------------------ requests
 
     async def ask(self, request: Callable[Concatenate[str, P], Request[R]], /, *args: P.args, **fields: P.kwargs) -> R:
-        """Return the reply to a request, such as `ask(run, newest=True)`: its type, then its fields but
+        """Return the reply to a request, such as `ask(EventsRequest, run, newest=True)`: its type, then its fields but
         for the id. It may be sent again, as it or its reply may be lost with a line.
 
         Raises RefusedError, NotAuthorisedError, VersionError or ProtocolError for what the agent says, UnreachableError
