@@ -171,9 +171,10 @@ class Agent:
         """The parts, and what they tell one another."""
         boot = secrets.token_hex(8)
         self.publisher = Publisher(live, boot)
+        self._supervisor = self._options.trainers or TrainerSupervisor()
         context = AgentContext(
             self.node, boot, self.address, self.live_address, self.directory, self._cluster, self._context,
-            self._db, self._options.trainers or TrainerSupervisor(), self._link, self.publisher, self._authenticator,
+            self._db, self._supervisor, self._link, self.publisher, self._authenticator,
         )  # fmt: skip
         hooks = self._cluster.alerts if self._options.hooks is None else self._options.hooks
         self._alerts = AlertService(self.node, hooks, self.publisher, self._note_of_guest)
@@ -328,7 +329,10 @@ class Agent:
                 if not self._worker_host.heard(message):
                     await self._link.send(message.rank, m.Leave(run=message.run, reason="this work has ended"))
                 continue
-            message = self._with_profile(message)
+            if isinstance(message, m.Report):
+                self._profiles.show(message)
+            else:
+                message = self._with_profile(message)
             if isinstance(message, m.Checkpointed | m.Report) and message.checkpoint is not None:
                 self._copies.look()
             if not await self._heard(message, returned=returned):
@@ -356,6 +360,8 @@ class Agent:
             sleep = self._follower.sleep_clock.look(sleep_clock.read())
             if sleep is not None:
                 self._lead.slept(sleep.seconds, sleep.woke_at)
+            with contextlib.suppress(OSError):  # too many files are open: at the next look
+                self._supervisor.force_overdue()
             await self._lead.watch()
             await self._follower.watch()
             await self._lead.journal.give_up_left()

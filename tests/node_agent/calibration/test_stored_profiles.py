@@ -42,6 +42,8 @@ def test_a_heartbeat_repeats_it_without_reading_again(profiles, monkeypatch):
     monkeypatch.setattr(stored_profiles, "profiles_of_key", lambda *_: pytest.fail("read again"))
     monkeypatch.setattr(stored_profiles, "key_of", lambda *_, **__: pytest.fail("versions read again"))
     assert profiles.with_profile(alive, CONFIG) == told
+    later = msgspec.structs.replace(alive, ready=msgspec.structs.replace(READY, last_step=9, cursor=90))
+    assert profiles.with_profile(later, CONFIG).ready.profile == told.ready.profile, "a step later, in the same process"
     assert profiles.with_profile(msgspec.structs.replace(alive, ready=None), CONFIG).ready is None
 
 
@@ -69,7 +71,7 @@ def test_running_ranks_teach_a_profile_only_what_is_faster(profiles):
     rates = {1: 2.0, 4: 1.0, 6: 1.9, 12: 2.5, 16: 3.0}  # samples per second: of 4 and 6 slower than calibrated
     for micro, rate in rates.items():
         for _ in range(MIN_STEPS - (micro == 16)):  # of 16 too few steps
-            profiles.with_profile(step(micro, 48, 48 / rate), CONFIG)
+            profiles.show(step(micro, 48, 48 / rate))
     assert profiles.newest(1) == (calibrated,), "not before the end of the run"
     profiles.learn()
     (learned,) = profiles.newest(9)
@@ -82,6 +84,6 @@ def test_running_ranks_teach_a_profile_only_what_is_faster(profiles):
 def test_without_a_calibration_nothing_is_learned(profiles):
     profiles.with_profile(READY, CONFIG)
     for _ in range(MIN_STEPS):
-        profiles.with_profile(step(4, 8, 1.0), CONFIG)
+        profiles.show(step(4, 8, 1.0))
     profiles.learn()
     assert profiles.newest(1) == ()

@@ -19,7 +19,7 @@ from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning.durable import Writing
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.runs.session import Session
+from trainctl.node_agent.runs.session import LedRun, Listener, Session
 from trainctl.node_agent.trainers.rank_ports import Ending
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -236,11 +236,11 @@ async def test_a_successor_tells_the_writers_of_the_checkpoint_that_was_begun(to
         told.conductor.durable, writing=Writing(made.generation, made.seq, made.step, made.writers)
     )
     orders: list[tuple[int, str]] = []
-    successor = Session(
-        Conductor("sim", config(batch=12), kept, Progress(1)), told.session.paths, told.session.recorder, "a",
-        {rank: Port(rank, orders) for rank in range(3)}, told.session._publisher, 0.0, told._end,
-        lambda generation: None, Copies(told.session.recorder, {}, list),
-    )  # fmt: skip
+    conductor, copies = Conductor("sim", config(batch=12), kept, Progress(1)), Copies(told.session.recorder, {}, list)
+    ports = {rank: Port(rank, orders) for rank in range(3)}
+    paths, recorder, publisher = told.session.paths, told.session.recorder, told.session._publisher
+    led = LedRun(conductor, paths, recorder, copies, ports, "a", publisher, 0.0)
+    successor = Session(led, Listener(told._end))
     await successor.feed(d.Ticked())
     async with asyncio.timeout(HANG_SECONDS):
         while len(orders) < 2:

@@ -22,7 +22,7 @@ from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.command_journal import CommandJournal, Handlers
-from trainctl.node_agent.runs.session import Session
+from trainctl.node_agent.runs.session import LedRun, Listener, Session
 from trainctl.node_agent.trainers.rank_ports import Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -146,10 +146,9 @@ class JournaledAgent:
         self.db._connection.execute("PRAGMA synchronous=OFF")
         for book in (self.db, self.recorder._writer):
             book._connection = Mortal(book._connection, self.life)  # type: ignore[assignment]
-        self.session = Session(
-            opening.conductor, self.paths, opening.recorder, "a", ports, publisher, 0.0, self.journal.end,
-            self.db.saw, Copies(self.recorder, {}, list), on_proposal=self.journal.propose,
-        )  # fmt: skip
+        copies = Copies(self.recorder, {}, list)
+        led = LedRun(opening.conductor, self.paths, opening.recorder, copies, ports, "a", publisher, 0.0)
+        self.session = Session(led, Listener(self.journal.end, self.db.saw, self.journal.propose))
 
     async def _answer(self, identity: bytes, reply: m.CommandReply) -> None:
         self.replies.append(reply)

@@ -90,7 +90,7 @@ def test_how_a_trainer_ended_is_known_however_late_its_shim_writes_it(tmp_path, 
             port.look()
             os.kill(trainer.keeper_pid, signal.SIGSTOP)
             os.kill(trainer.pid, signal.SIGKILL)
-            wait_for(lambda: host.find(paths, 0) is None)
+            wait_for(lambda: host.force_overdue() or host.find(paths, 0) is None)
             assert port.look() == rank_ports.Look(), "a shim that is busy with other things is waited for"
             if limit == HANG_SECONDS:
                 os.kill(trainer.keeper_pid, signal.SIGCONT)

@@ -30,7 +30,7 @@ def paths(tmp_path: Path) -> Iterator[RunPaths]:
     yield made
     host = TrainerSupervisor()
     for rank in range(3):
-        wait_for(lambda: not host.kill(made, rank, grace_seconds=0.0) or host.find(made, rank) is None)  # noqa: B023
+        wait_for(lambda: not host.kill(made, rank, grace_seconds=0.0) or host.force_overdue())  # noqa: B023
 
 
 def record(paths: RunPaths, rank: int, pid: int, **changes: object) -> None:
@@ -60,7 +60,7 @@ def test_from_start_to_exit_it_is_never_taken_for_dead(paths: RunPaths) -> None:
         found = alive(host, paths)
         assert found.command[0] == "/bin/sh" and found.started_at is not None
         go.touch()
-        wait_for(lambda: host.find(paths, 0) is None and not host.is_ending(paths, 0))
+        wait_for(lambda: host.force_overdue() or (host.find(paths, 0) is None and not host.is_ending(paths, 0)))
         assert host.exit_status(paths, 0) == status
     assert host.log_tail(paths, 0, 3) == ("two", "one", "two")
     assert host.log_tail(paths, 1, 3) == () and host.log_tail(paths, 0, 0) == ()
@@ -70,7 +70,11 @@ def test_nothing_is_left_of_trainers_that_ended(paths: RunPaths) -> None:
     host, others = TrainerSupervisor(), psutil.Process().children()
     host.start(paths, 0, ["true"])
     wait_for(lambda: host.exit_status(paths, 0) == 0)
-    wait_for(lambda: host.find(paths, 0) is None and set(psutil.Process().children()) <= set(others))
+    wait_for(
+        lambda: (
+            host.force_overdue() or (host.find(paths, 0) is None and set(psutil.Process().children()) <= set(others))
+        )
+    )
     assert sorted(path.name for path in paths.directory.iterdir()) == ["logs", "rank-0.process.json"]
 
 
@@ -106,7 +110,7 @@ def test_a_trainer_outlives_a_killed_agent_and_the_next_one_finds_it(paths: RunP
     found = host.find(paths, 0)
     assert found is not None and found.pid == pid and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     assert host.kill(paths, 0)
-    wait_for(lambda: host.find(paths, 0) is None)
+    wait_for(lambda: host.force_overdue() or host.find(paths, 0) is None)
     assert wait_for(lambda: host.exit_status(paths, 0)) == -signal.SIGTERM
 
 
@@ -122,7 +126,7 @@ def test_one_that_does_not_listen_is_forced_after_its_time(paths: RunPaths) -> N
     found = host.find(paths, 0)
     assert found is not None and found.pid == pid
     now[0] = 10.0
-    wait_for(lambda: host.find(paths, 0) is None and not host.is_ending(paths, 0))
+    wait_for(lambda: host.force_overdue() or (host.find(paths, 0) is None and not host.is_ending(paths, 0)))
     assert host.exit_status(paths, 0) == -signal.SIGKILL
 
 
@@ -130,7 +134,7 @@ def test_one_that_has_only_begun_to_start_is_ended_too(paths: RunPaths) -> None:
     host = TrainerSupervisor()
     host.start(paths, 0, ["sleep", "3600"])
     assert host.kill(paths, 0)
-    wait_for(lambda: host.find(paths, 0) is None and not host.is_ending(paths, 0))
+    wait_for(lambda: host.force_overdue() or (host.find(paths, 0) is None and not host.is_ending(paths, 0)))
     assert host.exit_status(paths, 0) in (-signal.SIGKILL, -signal.SIGTERM)
     host.start(paths, 0, ["sleep", "3600"])  # and the next one is not
     assert alive(host, paths).pid is not None
@@ -184,7 +188,7 @@ def test_a_hung_trainer_writes_its_stacks_before_it_is_killed(paths: RunPaths) -
     wait_for(lambda: any("<module>" in line for line in host.log_tail(paths, 0, 20)))
     assert host.find(paths, 0) is not None  # it has a while for that
     now = 60.0
-    wait_for(lambda: host.find(paths, 0) is None and not host.is_ending(paths, 0))
+    wait_for(lambda: host.force_overdue() or (host.find(paths, 0) is None and not host.is_ending(paths, 0)))
     assert host.exit_status(paths, 0) == -signal.SIGKILL
     written = host.log_tail(paths, 0, 30)
     assert sum("in wait_for_ever" in line for line in written) == 2

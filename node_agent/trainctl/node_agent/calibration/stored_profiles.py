@@ -34,7 +34,9 @@ class StoredProfiles:
 
     def __init__(self, node: str, directory: Path) -> None:
         self._node, self._folder = node, directory / "profiles"
-        self._key: tuple[Ready, RunFile, ProfileKey] | None = None  # the last one, and what it is of
+        self._key: tuple[tuple[int, str, str, str], RunFile, ProfileKey] | None = (
+            None  # the last one, and what it is of
+        )
         self._newest: tuple[ProfileKey, int, ProfileSummary | None] | None = None  # the last key, and the folder's time
         self._passes: dict[ProfileKey, dict[int, deque[Pass]]] = {}  # that ranks showed, by micro-batch
 
@@ -59,11 +61,13 @@ class StoredProfiles:
             case Alive(ready=ready) if ready is not None:
                 fitting = msgspec.structs.replace(ready, profile=self._fitting(ready, config))
                 return msgspec.structs.replace(message, ready=fitting)
-            case Report(kind="train", micro_batch=micro, own_samples=samples) if samples and not message.replays:
-                self._show(min(micro, samples), message)
         return message
 
-    def _show(self, micro: int, step: Report) -> None:
+    def show(self, step: Report) -> None:
+        """Remember how long a rank's passes took in a step."""
+        if step.kind != "train" or not step.own_samples or step.replays:
+            return
+        micro = min(step.micro_batch, step.own_samples)
         seconds = (step.phases.forward + step.phases.backward) * micro / step.own_samples
         if self._key is not None and seconds > 0:
             peak = step.values.get("memory_peak_bytes")
@@ -100,11 +104,12 @@ class StoredProfiles:
         return self._newest[2]
 
     def _key_of(self, ready: Ready, config: RunFile) -> ProfileKey:
-        """Versions of packages are read from disk, so the last key is kept."""
-        if self._key is None or self._key[0] != ready or self._key[1] is not config:
+        """Versions of packages take 10 ms to read, so a process's key is worked out once."""
+        process = ready.pid, ready.backend, ready.device, ready.model_digest
+        if self._key is None or self._key[0] != process or self._key[1] is not config:
             device, digest = ready.device, ready.model_digest
             key = key_of(config, self._node, backend=ready.backend, device=device, model_digest=digest)
-            self._key = (ready, config, key)
+            self._key = (process, config, key)
         return self._key[2]
 
     def _changed(self) -> int:

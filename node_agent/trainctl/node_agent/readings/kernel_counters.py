@@ -152,7 +152,8 @@ class PressureReader:
     def __init__(self, proc: Path = PROC) -> None:
         self._proc = proc
         self._placed = [""]  # lines of the process's cgroup file for which the groups were looked up
-        self._groups: list[Group] = []
+        self._pressures: dict[str, list[Path]] = {}  # files of each, the nearest first
+        self._quotas: list[Path] = []  # files of the groups that may have a quota
         self._counted: tuple[int, int] | None = None  # periods of the quota, and those that it throttled
 
     def read(self, pid: int | None = None) -> dict[str, float]:
@@ -161,14 +162,21 @@ class PressureReader:
         process = str(pid or "self")
         placed = lines_of(self._proc / process / "cgroup")
         if placed != self._placed:  # mounts take long to read where there are many
-            self._placed, self._groups, self._counted = placed, groups(process, "cpu", self._proc), None
+            self._placed, self._counted = placed, None
+            self._place(groups(process, "cpu", self._proc))
         found = {f"{name}_pressure": self._pressure(name) for name in PRESSURES}
         found["cpu_throttled_percent"] = self._throttled_percent()
         return {name: value for name, value in found.items() if value is not None}
 
+    def _place(self, own: list[Group]) -> None:
+        for name in PRESSURES:
+            files = [group.folder / f"{name}.pressure" for group in own if group.version == 2]
+            self._pressures[name] = [*files, self._proc / "pressure" / name]
+        folders = dict.fromkeys(folder for group in own for folder in group.and_above)
+        self._quotas = [folder / "cpu.stat" for folder in folders]
+
     def _pressure(self, name: str) -> float | None:
-        own = [group.folder / f"{name}.pressure" for group in self._groups if group.version == 2]
-        files = (*own, self._proc / "pressure" / name)
+        files = self._pressures.get(name, ())
         return next((value for file in files if (value := _some_avg10(lines_of(file))) is not None), None)
 
     def _throttled_percent(self) -> float | None:
@@ -180,10 +188,9 @@ class PressureReader:
         return 100 * min(1.0, throttled / periods) if periods > 0 and throttled >= 0 else None
 
     def _count(self) -> tuple[int, int] | None:
-        """(periods, throttled) of the most throttled group: the process's, or one that contains it."""
-        folders = dict.fromkeys(folder for group in self._groups for folder in group.and_above)
-        found = [count for folder in folders if (count := _periods(lines_of(folder / "cpu.stat"))) is not None]
-        return max(found, key=lambda count: count[1], default=None)
+        """Return (periods, throttled) of the most throttled group: the process's, or one that contains it."""
+        counts = [count for file in self._quotas if (count := _periods(lines_of(file))) is not None]
+        return max(counts, key=lambda count: count[1], default=None)
 
 
 def _some_avg10(lines: list[str]) -> float | None:

@@ -238,7 +238,7 @@ class RecordWriter:
             self._refuse(refusal(self._path, error))
         else:
             self._settle(settled)
-        if self._refusal is None and time.monotonic() >= self._retry_monotonic and not self._ballast.taken:
+        if self._refusal is None and time.monotonic() >= self._retry_monotonic:
             self._retry_monotonic = time.monotonic() + RETRY_SECONDS
             self._ballast.take()
 

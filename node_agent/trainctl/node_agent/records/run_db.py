@@ -126,7 +126,7 @@ class RunDb:
         """
         if self._resumable and plan.seq % CHECKPOINTS_EVERY_PLANS == 0:
             self._needed_after = checkpoints.oldest_step(self._paths.checkpoints)
-        self._write(writes.plan(plan, at, plan.seq - PLANS_KEPT, self._needed_after), durable=durable)
+        self._writer.put(writes.plan(plan, at, plan.seq - PLANS_KEPT, self._needed_after), durable=durable)
         self.on_kept(m.KeptPlan(plan=plan))
 
     def commit(self, step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: float) -> None:
@@ -135,7 +135,7 @@ class RunDb:
         `add_part` adds parts that come in later. A standing row of the step in another
         generation is retracted by it. `finished_at` is when the ranks' update ended, in Unix seconds.
         """
-        self._write(writes.commit(step, ranks, finished_at))
+        self._writer.put(writes.commit(step, ranks, finished_at))
         if (step.step, step.generation) != self._told_step:
             self._told_step = step.step, step.generation
             self._forget_values()
@@ -145,31 +145,31 @@ class RunDb:
 
     def known_step(self, step: m.StepCommitted) -> None:
         """Keep a step as the run's lead has it, which may have committed it again: its row is what stands."""
-        self._write(writes.known_step(step))
+        self._writer.put(writes.known_step(step))
         self._forget_values()
 
     def _forget_values(self) -> None:
         """With every FORGET_EVERY_STEPS steps, let go of the metrics by name that are old."""
         self._steps += 1
         if self._steps % FORGET_EVERY_STEPS == 0:
-            self._write(writes.forget_values)
+            self._writer.put(writes.forget_values)
 
     def known_part(self, part: m.RankStep, finished_at: float) -> None:
         """Keep a rank's part in a step that is in the record already, as the run's lead has it."""
-        self._write(writes.known_part(part, finished_at))
+        self._writer.put(writes.known_part(part, finished_at))
 
     def add_part(self, part: m.RankStep, finished_at: float) -> None:
         """Keep a rank's part in a step that is committed already, whose row is left as it is, in copies, too."""
-        self._write(writes.parts([part], finished_at))
+        self._writer.put(writes.parts([part], finished_at))
         self.on_kept(m.KeptPart(part=part))
 
     def retract_after(self, step: int, event: int | None = None) -> None:
         """Mark every step above `step`, as when a run continues from an older checkpoint, and hide the events above
         `event` (None: none), which were of a conductor that had been replaced."""
         self._writer.forget_newest()
-        self._write(writes.retract_after(step))
+        self._writer.put(writes.retract_after(step))
         if event is not None:
-            self._write(writes.hide_events(event))
+            self._writer.put(writes.hide_events(event))
             self._last_event = min(self._last_event, event)
         self.on_kept(m.KeptRetraction(after_step=step, after_event=event))
 
@@ -194,7 +194,7 @@ class RunDb:
             id=self._last_event, at=at, severity=severity, by=by, data=_clipped(data), run=self._run, step=step,
             generation=generation, command=command, verb=verb, outcome=outcome, undoes=undoes,
         )  # fmt: skip
-        self._write(writes.event(event))
+        self._writer.put(writes.event(event))
         self.on_kept(m.KeptEvent(event=event))
         return event
 
@@ -206,7 +206,7 @@ class RunDb:
     def known_event(self, event: m.Event) -> None:
         """Keep an event under the id that another node has given it."""
         self._last_event = max(self._last_event, event.id)
-        self._write(writes.event(event))
+        self._writer.put(writes.event(event))
 
     def evaluation(
         self, step: int, at: float, loss: float, weight: float, seconds: float,
@@ -214,22 +214,22 @@ class RunDb:
     ) -> None:  # fmt: skip
         """Keep a loss on the held-out samples (nats per unit of weight) with the metrics beside it, or if it is already
         kept change nothing."""
-        self._write(writes.evaluation(Evaluation(step, at, loss, weight, seconds, values)))
+        self._writer.put(writes.evaluation(Evaluation(step, at, loss, weight, seconds, values)))
         self.on_kept(m.KeptEvaluation(step=step, at=at, loss=loss, weight=weight, seconds=seconds, values=dict(values)))
 
     def pairs(self, made: m.HeldOutPairs) -> None:
         """Keep the held-out pairs of an evaluation, or if they are already kept change nothing."""
-        self._write(writes.pairs(made))
+        self._writer.put(writes.pairs(made))
         self.on_kept(m.KeptPairs(pairs=made))
 
     def sample(self, sample: m.Sample) -> None:
         """Keep an answer of the model, or if it is already kept change nothing."""
-        self._write(writes.sample(sample))
+        self._writer.put(writes.sample(sample))
         self.on_kept(m.KeptSample(sample=sample))
 
     def drifts(self, step: int, at: float, found: Mapping[int, float]) -> None:
         """Keep by how much each rank's parameters differed (relative) from those it was given after `step`."""
-        self._write(writes.drifts(step, at, found))
+        self._writer.put(writes.drifts(step, at, found))
         self.on_kept(m.KeptDrifts(step=step, at=at, ranks=tuple(found), drifts=tuple(found.values())))
 
     def host(self, reading: m.HostReading) -> None:
@@ -238,12 +238,12 @@ class RunDb:
         if 0 <= since_last < HOST_EVERY_SECONDS - 0.5 or self.is_refused:  # half a second for a timer's jitter
             return
         self._host_read_at[reading.node] = reading.read_at
-        self._write(writes.host(reading, reading.read_at - HOST_KEPT_SECONDS))
+        self._writer.put(writes.host(reading, reading.read_at - HOST_KEPT_SECONDS))
 
     def set_meta(self, key: str, value: str, *, own: bool = False, durable: bool = False) -> None:
         """Keep a value; `own`: of no use to the run's other nodes; `durable`: a power cut keeps it and all before."""
         self._values[key] = value
-        self._write(writes.meta(key, value), durable=durable)
+        self._writer.put(writes.meta(key, value), durable=durable)
         if not own:
             self.on_kept(m.KeptValue(key=key, value=value))
 
@@ -352,9 +352,6 @@ class RunDb:
             self._writer.remake()
         with RecordReader(self._paths) as reader:
             return read(reader)
-
-    def _write(self, write: writes.Write, *, durable: bool = False) -> None:
-        self._writer.put(write, durable=durable)
 
 
 def add_rank_records(paths: RunPaths, connection: sqlite3.Connection) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.record.rank_record import Row, rank_row
 from trainctl.protocol.record.rollups import (
     RUN_RANK,
     Evaluation,
@@ -310,14 +311,8 @@ def _step_row(step: m.StepCommitted) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _rank_row(rank: m.RankStep, finished_at: float) -> tuple[Any, ...]:
-    g, p = rank.generation, rank.phases
-    seconds = map(column_value, (rank.step_seconds, p.data, p.forward, p.backward, p.sync, p.optimizer, p.wait))
-    return (
-        rank.step, rank.rank, g.term, g.n, rank.node, column_value(rank.tokens), rank.samples, rank.micro_batch,
-        rank.replays, *seconds, *(column_value(rank.values.get(name)) for name in m.RANK_COLUMNS), finished_at,
-        column_value(rank.weight),
-    )  # fmt: skip
+def _rank_row(part: m.RankStep, finished_at: float) -> Row:
+    return rank_row(part, part.node, part.tokens, part.samples, part.weight, finished_at)
 
 
 def _as_read(row: tuple[Any, ...]) -> tuple[Any, ...]:

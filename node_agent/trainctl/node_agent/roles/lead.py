@@ -26,7 +26,7 @@ from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.late_notes import LateNotes
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.recovery import Recovery
-from trainctl.node_agent.runs.session import Session
+from trainctl.node_agent.runs.session import Listener, Session
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -206,10 +206,10 @@ class Lead:
             self._db.set_run_state(known.run, "failed", str(error))
             return
         self.launch.check_nodes(opening)
-        session = await self._go_on(opening, known)
+        await self._go_on(opening, known)
         if waited is not None:
             for answer, returned in waited.early:
-                await self.take(session, answer, returned=returned)
+                await self.heard(answer, returned=returned)
             for node, said in self.launch.done():
                 await self._peer_events.say(node, said)
 
@@ -294,7 +294,8 @@ class Lead:
             session.copies.begin(node, hosted)
 
     def _open(self, opening: restore.Opening, started_at: float) -> Session:
-        session = self.launch.session(opening, started_at, self.journal.end, self._ended.set, self.journal.propose)
+        listener = Listener(self.journal.end, self._db.saw, self.journal.propose, self._ended.set)
+        session = self.launch.session(opening, started_at, listener)
         self._role.turn(transitions.lead(self._role.now, session))
         self.last_run, self.superseded = session.run, ""
         self._db.set_run_state(session.run, "starting")
@@ -302,25 +303,22 @@ class Lead:
 
     # ------------------------------------------------------------ leading
 
-    async def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
-        """What a trainer of this node said; False if it is of no run that is led here."""
+    async def heard(self, answer: m.FromTrainer, *, returned: bool, node: str | None = None) -> bool:
+        """Take what a trainer of a node (None: this one) said; False if it is of no run that is led here. `returned`:
+        earlier messages to it may be lost."""
         session = self.session
         if self._awaited is not None and answer.run == self._awaited.known.run:
             self._awaited.early.append((answer, returned))
             return True
-        if session is None or answer.run != session.run or self._node(answer.rank) != self._context.node:
+        if session is None or answer.run != session.run or self._node(answer.rank) != (node or self._context.node):
             return False
-        await self.take(session, answer, returned=returned)
-        return True
-
-    async def take(self, session: Session, answer: m.FromTrainer, *, returned: bool) -> None:
-        """What a trainer of the run that is led said; `returned`: earlier messages to it may be lost."""
         if returned:
             await session.feed(d.RankReturned(answer.rank))
         if isinstance(answer, m.ReferenceAsk):
             await self._references.take(session, answer)
         else:
             await session.feed(answer)
+        return True
 
     def slept(self, seconds: float, woke_at: float) -> None:
         """This machine has slept."""

@@ -30,7 +30,7 @@ class _Leading(Protocol):
     def remote(self, session: Session) -> dict[int, str]: ...
     def is_rank_of(self, node: str, run: str, rank: int) -> bool: ...
     def give_copy(self, session: Session, node: str) -> None: ...
-    async def take(self, session: Session, answer: m.FromTrainer, *, returned: bool) -> None: ...
+    async def heard(self, answer: m.FromTrainer, *, returned: bool, node: str | None = None) -> bool: ...
     async def drop(self, run: str, state: m.RunState, reason: str) -> None: ...
 
 
@@ -97,8 +97,8 @@ class PeerEvents:
         """What a trainer on another node said."""
         if self._lead.is_starting and said.answer.run == self._lead.run:
             self._lead.launch.early.append((node, said))
-        elif self._lead.is_rank_of(node, said.answer.run, said.answer.rank) and self._lead.session is not None:
-            await self._lead.take(self._lead.session, said.answer, returned=said.returned)
+        else:
+            await self._lead.heard(said.answer, returned=said.returned, node=node)
 
     async def exited(self, node: str, said: m.PeerExit) -> None:
         """A trainer on another node has ended."""

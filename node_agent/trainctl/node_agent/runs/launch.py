@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from trainctl.node_agent.conductor.conductor import Conductor
-from trainctl.node_agent.conductor.events import Proposed
 from trainctl.node_agent.planning import lr_schedule
 from trainctl.node_agent.planning.durable import next_term
 from trainctl.node_agent.records.agent_db import KnownRun
@@ -16,7 +15,7 @@ from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.runs import branching, checkpoint_source, preflight, restore, unstarted
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
-from trainctl.node_agent.runs.session import CommandEnding, Session
+from trainctl.node_agent.runs.session import LedRun, Listener, Session
 from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
 from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE
 from trainctl.node_agent.transport.peer_link import REACH_SECONDS, PeerLink
@@ -238,11 +237,8 @@ class Launch:
             if node in self._peers.links:
                 await self._peers.links[node].end_rank(known.run, rank, known.state, reason)
 
-    def session(
-        self, opening: restore.Opening, started_at: float, on_command_end: CommandEnding, on_end: Callable[[], object],
-        on_proposal: Callable[[Proposed], object],
-    ) -> Session:  # fmt: skip
-        """The session of a run that has been opened, with its ranks wherever they are."""
+    def session(self, opening: restore.Opening, started_at: float, listener: Listener) -> Session:
+        """Return the session of a run that has been opened, with its ranks wherever they are."""
         conductor, links = opening.conductor, self._peers.links
         run, ranks = conductor.run, conductor.durable.settings.ranks
         ports: dict[int, RankPort] = {}
@@ -257,11 +253,19 @@ class Launch:
             opening.recorder, {node: link for node, link in links.items() if node in nodes},
             lambda: self._db.commands_of(run, COMMANDS_HANDED_ON),
         )  # fmt: skip
-        return Session(
-            conductor, opening.paths, opening.recorder, self._context.node, ports, self._context.publisher, started_at,
-            on_command_end, self._db.saw, copies, on_end, on_proposal, self._context.cluster.prices,
+        led = LedRun(
+            conductor=conductor,
+            paths=opening.paths,
+            recorder=opening.recorder,
+            copies=copies,
+            ports=ports,
+            lead=self._context.node,
+            publisher=self._context.publisher,
+            started_at=started_at,
+            prices=self._context.cluster.prices,
             simulated=self._context.supervisor.is_simulated,
-        )  # fmt: skip
+        )
+        return Session(led, listener)
 
     def surviving(self, known: KnownRun, term: int = 0) -> restore.Opening:
         """A run whose trainers live, from `term` on. It is opened without a wait: a trainer that is heard while nobody

@@ -42,29 +42,43 @@ COMMITTED_STEPS = 64
 UNCOMMITTED_PARTS = 64
 """Newest late reports kept of steps that no other rank had reported."""
 
-CommandEnding = Callable[[conductor_events.CommandEnded], Awaitable[None]]
+
+@dataclasses.dataclass(frozen=True)
+class LedRun:
+    """A run as its lead has it: what a session is made of."""
+
+    conductor: Conductor
+    paths: RunPaths
+    recorder: RunDb
+    copies: Copies  # the record's, on the run's other nodes
+    ports: Mapping[int, RankPort]  # to every rank
+    lead: str  # this node
+    publisher: Publisher
+    started_at: float  # Unix seconds
+    prices: Prices = Prices()  # noqa: RUF009  immutable; of all nodes
+    simulated: bool = False  # its trainers train nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Listener:
+    """What an agent does about its run, beside the record, the ranks and the clients."""
+
+    command_ended: Callable[[conductor_events.CommandEnded], Awaitable[None]]
+    generation: Callable[[messages.Generation], object] = lambda _: None  # before it is used
+    proposed: Callable[[conductor_events.Proposed], object] = lambda _: None  # by a policy
+    ended: Callable[[], object] = lambda: None  # the run has
 
 
 class Session:
     """The thin edge around one Conductor. Everything happens on the agent's event loop, one event at a time."""
 
-    def __init__(
-        self, conductor: Conductor, paths: RunPaths, recorder: RunDb, lead: str, ports: Mapping[int, RankPort],
-        publisher: Publisher, started_at: float, on_command_end: CommandEnding,
-        saw: Callable[[messages.Generation], object], copies: Copies, on_end: Callable[[], object] = lambda: None,
-        on_proposal: Callable[[conductor_events.Proposed], object] = lambda _: None, prices: Prices = Prices(),  # noqa: B008  frozen
-        *, simulated: bool = False,
-    ) -> None:  # fmt: skip
-        """`lead` is this node, `ports` leads to every rank, `saw` receives each generation before it is used,
-        `on_command_end` each command's outcome, `on_proposal` what policies send and `on_end` that the run has ended;
-        `copies` are the record's on the run's other nodes, and `prices` those of all nodes.
-        `simulated`: its trainers train nothing."""
-        self.conductor, self.paths, self.recorder, self.started_at = conductor, paths, recorder, started_at
-        self.run, self.copies, recorder.on_kept = conductor.run, copies, copies.add
-        self.ports, self._lead = ports, lead
-        self._publisher, self._on_command_end, self._on_end = publisher, on_command_end, on_end
-        self._is_simulated = simulated
-        self._on_proposal, self._costs = on_proposal, RunCosts(recorder, prices)
+    def __init__(self, led: LedRun, listener: Listener) -> None:
+        conductor, recorder = led.conductor, led.recorder
+        self.conductor, self.paths, self.recorder, self.started_at = conductor, led.paths, recorder, led.started_at
+        self.run, self.copies, recorder.on_kept = conductor.run, led.copies, led.copies.add
+        self.ports, self._lead = led.ports, led.lead
+        self._publisher, self._listener, self._is_simulated = led.publisher, listener, led.simulated
+        self._costs = RunCosts(recorder, led.prices)
         self._eta = RunEta(recorder, conductor.config)
         state = recorder.last_state()
         self.last_step: messages.StepCommitted | None = state.step
@@ -81,7 +95,6 @@ class Session:
         self._committed = deque(newest[-COMMITTED_STEPS:], maxlen=COMMITTED_STEPS)
         self._statistics = StepStatistics(newest[-STATISTICS_STEPS:])
         self._kept_durable: Durable | None = None
-        self._saw = saw
         self._turn, self.is_closed = asyncio.Lock(), False
         self._taker: asyncio.Task[None] | None = None  # whose turn it is
         self._pids: dict[int, int | None] = {}
@@ -179,7 +192,7 @@ class Session:
                 self._show(event)
                 await self.copies.flush()
         if self.ended is not None:
-            self._on_end()
+            self._listener.ended()
 
     async def announce(self) -> None:
         """Publish what has been kept, once it is in the record, as far as that can be written now."""
@@ -261,9 +274,9 @@ class Session:
                 self.recorder.drifts(step, time.time(), by_rank)
             case conductor_events.CommandEnded():
                 await self.announce()
-                await self._on_command_end(decision)
+                await self._listener.command_ended(decision)
             case conductor_events.Proposed():
-                self._on_proposal(decision)
+                self._listener.proposed(decision)
             case conductor_events.Happened():
                 self.note(decision)
             case conductor_events.Ended():
@@ -393,7 +406,7 @@ class Session:
             key = settings_key(durable.settings.plan_version)
             self.recorder.set_meta(key, msgspec.json.encode(durable.settings).decode())
         if before is None or durable.generation != before.generation:
-            self._saw(durable.generation)
+            self._listener.generation(durable.generation)
         if durable != before:
             self.recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode())
             self._kept_durable = durable

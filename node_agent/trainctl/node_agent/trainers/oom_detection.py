@@ -5,6 +5,7 @@ trainer's cgroup, of version 1 or 2; where the kernel ends them otherwise, as on
 last reported has to tell. `recognised` is pure.
 """
 
+import re
 import signal
 import time
 from collections import deque
@@ -12,16 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from trainctl.protocol.machine.cgroups import PROC, groups, lines_of
+from trainctl.protocol.machine.cgroups import PROC, groups
 
 NEAR_PART = 0.95
 """Fraction of its cap above which a trainer may have died of the next allocation."""
 ENDINGS = (-signal.SIGKILL, -signal.SIGABRT)
 """Exit statuses of a process that lack of memory ended from outside Python: the kernel's kill, and an uncaught
 error."""
+LOOK_SECONDS = 1.0
+"""Seconds between two counts."""
 WINDOW_SECONDS = 10.0
 """Seconds back to which the count of kills is compared: a kill is counted at once, but the process may take a while to
 end."""
+
+_KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class Held(NamedTuple):
@@ -65,10 +70,13 @@ class OomKills:
 
     def look(self, pid: int) -> None:
         """It lives: note the count, for the time when it doesn't."""
+        now = self._clock()
         if pid != self._pid:
             self._pid, self._file = pid, count_file(pid, self._proc)
             self._counts.clear()
-        count, now = read_count(self._file), self._clock()
+        elif self._counts and now < self._counts[-1][0] + LOOK_SECONDS:
+            return
+        count = read_count(self._file)
         if count is not None:
             self._counts.append((now, count))
         while len(self._counts) > 1 and self._counts[1][0] <= now - WINDOW_SECONDS:
@@ -91,7 +99,10 @@ def count_file(pid: int, proc: Path = PROC) -> Path | None:
 
 
 def read_count(file: Path | None) -> int | None:
-    """The number after `oom_kill`; None if there is none."""
-    words = (line.split() for line in lines_of(file)) if file is not None else ()
-    counts = (pair[1] for pair in words if len(pair) == 2 and pair[0] == "oom_kill")
-    return next((int(count) for count in counts if count.isdigit()), None)
+    """Return the number after `oom_kill`; None if there is none."""
+    try:
+        text = file.read_bytes() if file is not None else b""
+    except OSError:
+        return None
+    count = _KILLS.search(text)
+    return int(count[1]) if count else None

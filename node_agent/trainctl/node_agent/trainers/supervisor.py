@@ -1,6 +1,11 @@
-"""Trainer processes of this node: started under a shim, found again by a restarted agent, ended by identity only."""
+"""Trainer processes of this node: started under a shim, found again by a restarted agent, ended by identity only.
+
+Who ends one: the conductor decides (its `Kill` for one that hangs, `Leave` for one that should go), `kill` and
+`kill_hung` ask the process to end, and `force_overdue`, the only place that sends SIGKILL, ends those that haven't.
+"""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -9,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.errors import RefusedError
@@ -41,6 +47,16 @@ class HostedTrainer:
     keeper_pid: int
 
 
+@dataclass(frozen=True)
+class _Ending:
+    """A trainer that was told to end."""
+
+    paths: RunPaths
+    rank: int
+    pid: int  # 0: it was only starting, so whichever it turns out to be
+    due: float  # by the supervisor's clock; from then on it is forced
+
+
 class TrainerSupervisor:
     """Hosts trainers by the files in their run directories; any number of hosts, one after another, see the same."""
 
@@ -50,7 +66,7 @@ class TrainerSupervisor:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._shims: dict[_Key, subprocess.Popen[bytes]] = {}
-        self._ending: dict[_Key, tuple[int, float]] = {}  # pid -> when to force it
+        self._ending: dict[_Key, _Ending] = {}
 
     def start(
         self, run_paths: RunPaths, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None,
@@ -68,6 +84,7 @@ class TrainerSupervisor:
         # By its path, so that it needs nothing of `env`; -P keeps this folder's names off its import path.
         command = [sys.executable, "-P", shim.__file__, "--record", str(record), "--log", str(log)]
         command += ["--", *argv] if nice is None else ["--nice", str(nice), "--", *argv]
+        self._ending.pop(_key(run_paths, rank), None)
         try:
             record.unlink(missing_ok=True)
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -87,11 +104,7 @@ class TrainerSupervisor:
         known = _read(run_paths, rank)
         if known is None:
             return self._starting(run_paths, rank)
-        if not _lives(known):
-            self._ending.pop(_key(run_paths, rank), None)
-            return None
-        self._force_if_due(run_paths, rank, known)
-        return _trainer(known)
+        return _trainer(known) if _lives(known) else None
 
     def last(self, run_paths: RunPaths, rank: int) -> HostedTrainer | None:
         """Return the rank's newest trainer, whether it lives or not."""
@@ -124,29 +137,45 @@ class TrainerSupervisor:
         return tuple(text.splitlines()[-lines:]) if lines > 0 else ()
 
     def kill(self, run_paths: RunPaths, rank: int, grace_seconds: float = GRACE_SECONDS) -> bool:
-        """Tell the rank's trainer to end (SIGTERM); the first `find` after `grace_seconds` forces it (SIGKILL).
+        """Tell the rank's trainer to end (SIGTERM); after `grace_seconds` `force_overdue` ends it.
 
-        Returns at once, False if no trainer lives. One that has only begun to start is forced as soon as it is found.
+        Returns at once, False if no trainer lives. One that has only begun to start is forced as soon as it has.
         """
         known = _read(run_paths, rank)
         if known is None and self._starting(run_paths, rank) is not None:
-            self._ending[_key(run_paths, rank)] = (0, self._clock())
+            self._ending[_key(run_paths, rank)] = _Ending(run_paths, rank, 0, self._clock())
             return True
         if known is None or not _signal(known, signal.SIGTERM):
             return False
-        self._ending.setdefault(_key(run_paths, rank), (known["pid"], self._clock() + grace_seconds))
+        self._note_ending(run_paths, rank, known["pid"], grace_seconds)
         return True
 
     def kill_hung(self, run_paths: RunPaths, rank: int) -> bool:
-        """Have the rank's trainer write the stacks of its threads to its log; the first `find` after STACKS_SECONDS
-        forces it (SIGKILL). Returns at once, False if no trainer lives."""
+        """Have the rank's trainer write the stacks of its threads to its log; after STACKS_SECONDS `force_overdue` ends
+        it. Returns at once, False if no trainer lives."""
         known = _read(run_paths, rank)
         if known is None:
             return self.kill(run_paths, rank, 0.0)
         if not self.dump_stacks(run_paths, rank):
             return False
-        self._ending.setdefault(_key(run_paths, rank), (known["pid"], self._clock() + STACKS_SECONDS))
+        self._note_ending(run_paths, rank, known["pid"], STACKS_SECONDS)
         return True
+
+    def _note_ending(self, run_paths: RunPaths, rank: int, pid: int, seconds: float) -> None:
+        """Asking again doesn't give a trainer more time."""
+        self._ending.setdefault(_key(run_paths, rank), _Ending(run_paths, rank, pid, self._clock() + seconds))
+
+    def force_overdue(self) -> None:
+        """End (SIGKILL) the trainers that were told to end and haven't in time. Call it a few times a second. Raises
+        OSError if this process has too many files open to tell which they are."""
+        for key, ending in list(self._ending.items()):
+            known = _read(ending.paths, ending.rank)
+            if known is None and self._starting(ending.paths, ending.rank) is not None:
+                continue
+            if known is None or not _lives(known):
+                del self._ending[key]
+            elif ending.pid in (0, known["pid"]) and self._clock() >= ending.due:
+                _signal(known, signal.SIGKILL)
 
     def dump_stacks(self, run_paths: RunPaths, rank: int) -> bool:
         """Have the rank's trainer write the stacks of its threads to its log; False if none lives. One that an earlier
@@ -167,11 +196,6 @@ class TrainerSupervisor:
         command = [str(part) for part in begun.args] if isinstance(begun.args, list) else []
         return HostedTrainer(None, None, tuple(command[command.index("--") + 1 :]), begun.pid)
 
-    def _force_if_due(self, run_paths: RunPaths, rank: int, known: dict[str, Any]) -> None:
-        pid, at = self._ending.get(_key(run_paths, rank), (-1, 0.0))
-        if pid in (0, known["pid"]) and self._clock() >= at:
-            _signal(known, signal.SIGKILL)
-
     def _reap(self) -> None:
         """Collect shims that have ended, so that none stays behind as a zombie."""
         for key, begun in list(self._shims.items()):
@@ -185,12 +209,20 @@ def _key(run_paths: RunPaths, rank: int) -> _Key:
 
 def _read(run_paths: RunPaths, rank: int) -> dict[str, Any] | None:
     """A process record, None if there is none or it is not whole. Raises OSError if too many files are open to tell."""
+    file = run_paths.process(rank)
     try:
-        known = json.loads(run_paths.process(rank).read_text(encoding="utf-8"))
+        state = file.stat()
+        return _parsed(file, state.st_ino, state.st_mtime_ns, state.st_size)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in shim.NO_DESCRIPTORS:
             raise
         return None
+
+
+@functools.lru_cache(256)
+def _parsed(file: Path, *_version: int) -> dict[str, Any] | None:
+    """Parse a file once for each version of it: it is looked at several times a second."""
+    known = json.loads(file.read_text(encoding="utf-8"))
     kinds = {"pid": int, "keeper_pid": int, "started_at": int | float, "boot_id": str, "command": list}
     whole = isinstance(known, dict) and all(isinstance(known.get(name), kind) for name, kind in kinds.items())
     return known if whole else None

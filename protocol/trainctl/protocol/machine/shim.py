@@ -209,6 +209,15 @@ def _start_time_on_macos(pid: int) -> float | None:
 @functools.cache
 def boot_id() -> str:
     """Return what distinguishes this boot of the machine from any other: a pid means nothing in the next one."""
+    global _boot_id  # it is asked for several times a second, and stays the same as long as this process lives
+    _boot_id = _boot_id or _read_boot_id()
+    return _boot_id
+
+
+_boot_id = ""
+
+
+def _read_boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 
 from trainctl.protocol.errors import DamagedError, InvalidInputError
-from trainctl.protocol.messages import PHASES, RANK_COLUMNS, Report
+from trainctl.protocol.messages import PHASES, RANK_COLUMNS, RankStep, Report
 from trainctl.protocol.record import salvage
 from trainctl.protocol.record.schema import (
     RANK_SCHEMA,
@@ -126,7 +126,11 @@ class MetricsWriter:
         """Rows of all, and the newest whole, from which the run's record is completed if its writer died."""
         self._connection.execute("BEGIN")
         try:
-            self._connection.executemany(_INSERT, [_row(report, self._node) for report in group])
+            rows = [
+                rank_row(report, self._node, report.own_tokens, report.own_samples, report.own_weight)
+                for report in group
+            ]
+            self._connection.executemany(_INSERT, rows)
             self._connection.executemany(_KEEP, [_whole(report) for report in group[-REPORTS_KEPT:]])
             self._connection.execute(_FORGET, (group[-1].step - REPORTS_KEPT,))
             self._connection.execute("COMMIT")
@@ -145,11 +149,29 @@ def _whole(report: Report) -> Row:
     return report.step, report.generation.term, report.generation.n, encode(report)
 
 
-def _row(report: Report, node: str) -> Row:
+def rank_row(
+    part: Report | RankStep,
+    node: str,
+    tokens: float,
+    samples: int,
+    weight: float | None,
+    finished_at: float | None = None,
+) -> Row:
+    """Return a rank's part of a step as a row of `rank_steps`, in rank-R.db and in the run's record. `finished_at`
+    (Unix seconds): of a part that doesn't say when it ended."""
+    ended_at = part.finished_at if isinstance(part, Report) else finished_at
     return (
-        report.step, report.rank, report.generation.term, report.generation.n, node,
-        column_value(report.own_tokens), report.own_samples, report.micro_batch, report.replays,
-        *map(column_value, (report.step_seconds, *(getattr(report.phases, name) for name in PHASES))),
-        *(column_value(report.values.get(name)) for name in RANK_COLUMNS), report.finished_at,
-        column_value(report.own_weight),
-    )  # fmt: skip
+        part.step,
+        part.rank,
+        part.generation.term,
+        part.generation.n,
+        node,
+        column_value(tokens),
+        samples,
+        part.micro_batch,
+        part.replays,
+        *map(column_value, (part.step_seconds, *(getattr(part.phases, name) for name in PHASES))),
+        *(column_value(part.values.get(name)) for name in RANK_COLUMNS),
+        ended_at,
+        column_value(weight),
+    )

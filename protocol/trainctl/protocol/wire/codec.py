@@ -43,6 +43,7 @@ _MAY_BE_NAN: Final = frozenset({"loss", "grad_norm", "learning_rate", "values"})
 _SHORT_BYTES = 4096
 """Bytes up to which a frame is within all limits but those of ignored fields, which are not read."""
 _LIVE: Any = msgspec.msgpack.Decoder(Live | Heartbeat)
+_ANSWER: Any = msgspec.msgpack.Decoder(FromTrainer | WorkAsk)
 STORED_VERSIONS: Final = (1, 2)
 """Protocol versions whose plans and readings in a record can be read."""
 _VERSIONED = msgspec.msgpack.encode({"v": PROTOCOL_VERSION})[1:]
@@ -103,7 +104,15 @@ def decode_order(frame: bytes) -> ToTrainer | WorkSlice:
 
 
 def decode_answer(frame: bytes) -> FromTrainer | WorkAsk:
-    """A message from a trainer or worker to its agent. Raises ProtocolError."""
+    """Decode a message from a trainer or worker to its agent. Raises ProtocolError."""
+    if len(frame) <= _SHORT_BYTES and _VERSIONED in frame:
+        try:
+            known: FromTrainer | WorkAsk = _ANSWER.decode(frame)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            pass  # the way below finds out what is wrong with it
+        else:
+            if known.v == PROTOCOL_VERSION:
+                return known
     return _bulk(frame, FromTrainer | WorkAsk)  # type: ignore[no-any-return]
 
 
