@@ -1,6 +1,5 @@
 """Step plans made from settings: pure, one method per kind of plan."""
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -16,8 +15,7 @@ from trainctl.protocol.messages import Generation, PlanKind, Range, RankWork, Sa
 from trainctl.protocol.messages.verbs import Profile, SampleModel
 
 
-@dataclasses.dataclass(frozen=True)
-class PlanMaker:
+class PlanMaker(msgspec.Struct, frozen=True):
     """Makes the next plan of a run: the one that commits `step`, or one beside training once it is committed. The
     cursor is the first position that isn't trained on yet."""
 
