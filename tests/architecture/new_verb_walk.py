@@ -23,7 +23,6 @@ from trainctl.tui.commands import arguments, forms, undo
 from trainctl.tui.commands.forms import preview
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.text.glyphs import UNICODE
 
 VERB = "follow-schedule"
 VIEW = run_view(1, plan_version=4)
@@ -53,7 +52,7 @@ def help_and_completion() -> None:
 def typed_and_dialog() -> None:
     order = arguments.parse(f"{VERB} factor=0.5")
     assert (order.verb, order.args) == (VERB, {"factor": 0.5})
-    assert "×0.5: changes the curve" in preview(order, STATE, UNICODE).text
+    assert "×0.5: changes the curve" in preview(order, STATE).text
     form = forms.form(VERB, STATE)
     assert (form.title, form.if_plan, form.blocked) == ("follow the schedule", 4, "")
     assert forms.order_of(form, {"factor": "2"}).args == {"factor": 2.0}

@@ -23,7 +23,6 @@ from trainctl.tui.screens import fleet_table
 from trainctl.tui.state import filter_language, rank_rows, reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.table_schemas import FLEET
-from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain
 
 Part = TypeVar("Part", m.RankStep, m.HostReading)
@@ -67,7 +66,7 @@ def test_it_is_in_charts_the_fleet_table_and_filters() -> None:
     for number, node in enumerate(("mbp", "forge")):
         machine = with_value(host(node, 20_100 + number), OF_MACHINE, 0.321)
         state = reducer.apply(state, machine, CLOCK.at_monotonic)
-    head, *table = [plain(line) for line in fleet_table.lines(state, CLOCK, 200, UNICODE, total=False)]
+    head, *table = [plain(line) for line in fleet_table.lines(state, CLOCK, 200, total=False)]
     for name, shown, nodes, condition in (
         (OF_RANK, "512", ["studio", "mbp", "forge"], ">500"),  # mini is lost
         (OF_MACHINE, "0.32 s", ["mbp", "forge"], ">0.32"),

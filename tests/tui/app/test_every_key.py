@@ -18,7 +18,6 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.keymap import EVERYWHERE
 from trainctl.tui.screens import base
 from trainctl.tui.screens.logs import LogScreen
-from trainctl.tui.text.glyphs import UNICODE
 
 LEAVING = {"detach", "leave"}
 
@@ -67,7 +66,7 @@ async def pressed(pilot: Pilot[int], app: Any, binding: Binding) -> None:
 @asynccontextmanager
 async def running(pictures: Path) -> AsyncIterator[tuple[Pilot[int], Program]]:
     source = alerted(CLOCK_ALERT)
-    app = Program(lambda: source, clock=CLOCK, glyphs=UNICODE, theme="night", pictures=pictures)
+    app = Program(lambda: source, clock=CLOCK, in_ascii=False, theme="night", pictures=pictures)
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: app.live.heard_at is not None)
         yield pilot, app

@@ -18,7 +18,6 @@ from trainctl.tui.charts.viewport import page, window_end
 from trainctl.tui.state import series as s
 from trainctl.tui.state.run_events import Change
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.glyphs import UNICODE, Glyphs
 
 
 def curve(values: list[float], span: float = 1.0) -> Curve:
@@ -45,8 +44,8 @@ def dots(canvas: Canvas) -> set[tuple[int, int]]:
     return found
 
 
-def text(panel: Plot, columns: int, rows: int, glyphs: Glyphs = UNICODE) -> list[str]:
-    return [ln.plain(row) for row in draw_plot(panel, columns, rows, glyphs)[0]]
+def text(panel: Plot, columns: int, rows: int) -> list[str]:
+    return [ln.plain(row) for row in draw_plot(panel, columns, rows)[0]]
 
 
 def test_a_rising_line_draws_the_diagonal() -> None:
@@ -56,11 +55,11 @@ def test_a_rising_line_draws_the_diagonal() -> None:
     assert dots(canvas) == {(7 - step, step) for step in range(8)}
 
 
-@given(st.lists(st.floats(-100, 100), min_size=1, max_size=400), st.integers(1, 40), st.integers(1, 12), st.booleans())
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=400), st.integers(1, 40), st.integers(1, 12))
 @settings(max_examples=80, deadline=None)
-def test_every_value_has_its_dot(values: list[float], columns: int, rows: int, ascii_only: bool) -> None:
+def test_every_value_has_its_dot(values: list[float], columns: int, rows: int) -> None:
     low, high = widened(min(values), max(values))
-    frame = Frame(1, len(values) + 1, low, high, columns, rows, ascii_only)
+    frame = Frame(1, len(values) + 1, low, high, columns, rows)
     canvas = Canvas(frame)
     canvas.stroke(curve(values))
     (lows,), (highs,), _ = extents([curve(values)], frame)
@@ -105,8 +104,8 @@ def of_changes(*marks: Mark | Change, title: str = "loss") -> Plot:
 def test_no_two_labels_of_the_rule_meet(changed: list[int], commands: list[int], columns: int) -> None:
     marks = [Mark(step, str(index % 9 + 1)) for index, step in enumerate(sorted(commands))]
     panel = of_changes(*marks, *(Change(step, f"g1.{index + 2}") for index, step in enumerate(sorted(changed))))
-    labels = [(at, len(text)) for at, text, role in draw_plot(panel, columns, 8, UNICODE)[1] if role == "label"]
-    numbers = [at for at, _, role in draw_plot(panel, columns, 8, UNICODE)[1] if role == "mark"]
+    labels = [(at, len(text)) for at, text, role in draw_plot(panel, columns, 8)[1] if role == "label"]
+    numbers = [at for at, _, role in draw_plot(panel, columns, 8)[1] if role == "mark"]
     ends = sorted(labels)
     assert all(at + size < after for (at, size), (after, _) in itertools.pairwise(ends))
     assert not any(at - 1 <= number <= at + size for at, size in labels for number in numbers)

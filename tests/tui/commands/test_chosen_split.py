@@ -16,7 +16,6 @@ from trainctl.tui.commands import arguments, share_editor, shares
 from trainctl.tui.commands.forms import preview
 from trainctl.tui.state import reducer
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text.glyphs import UNICODE
 
 SEEDS = scale("splits on screen")
 SIZES = (1, 2, 4, 8, 16)
@@ -85,7 +84,7 @@ def test_dialog_and_preview_show_what_the_agent_then_does(seed: int) -> None:
     state, before = simulation.seen(), simulation.conductor.durable.settings
     found = shares.fastest(shares.seats_of(state))
     split = share_editor.auto(share_editor.opened(state))
-    shown = preview(arguments.parse("rebalance auto=true"), state, UNICODE).text
+    shown = preview(arguments.parse("rebalance auto=true"), state).text
     id = simulation.command("rebalance", auto=True)
     simulation.run()
     assert simulation.ends[id].state == "applied"

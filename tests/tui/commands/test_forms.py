@@ -19,7 +19,6 @@ from trainctl.tui.commands.forms import changes_nothing, preview
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.text import formatting as f
-from trainctl.tui.text.glyphs import UNICODE
 
 STATE = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)
 FLEET = reducer.apply(
@@ -38,8 +37,8 @@ def test_a_command_is_read_as_on_the_command_line() -> None:
 def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
     event = m.Event(40, CLOCK.at_wall, "info", "auto", Evaluated(1.9031, 2.14), step=60, run=run_view(1).run)
     timed = dataclasses.replace(STATE, events=(event,))
-    assert preview(Order("evaluate"), timed, UNICODE).text.endswith(", took 2.14 s; curve unchanged")
-    assert "took" not in preview(Order("evaluate"), STATE, UNICODE).text
+    assert preview(Order("evaluate"), timed).text.endswith(", took 2.14 s; curve unchanged")
+    assert "took" not in preview(Order("evaluate"), STATE).text
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_a_dialog_carries_the_plan_it_was_computed_from() -> None:
 
 def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
     def said(text: str) -> str:
-        piece = preview(arguments.parse(text), STATE, UNICODE)
+        piece = preview(arguments.parse(text), STATE)
         assert piece.role == "strong"
         return piece.text
 
@@ -106,7 +105,7 @@ def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
     ],
 )
 def test_what_the_agent_will_refuse_is_said_before_it_is_sent(text: str, state: md.ViewState, says: str) -> None:
-    piece = preview(arguments.parse(text), state, UNICODE)
+    piece = preview(arguments.parse(text), state)
     assert (piece.text, piece.role) == (says, "bad")
 
 
@@ -130,16 +129,16 @@ LOST = msgspec.structs.replace(
     ],
 )
 def test_what_cannot_be_done_with_ranks_that_are_out(text: str, says: str) -> None:
-    piece = preview(arguments.parse(text), OUT, UNICODE)
+    piece = preview(arguments.parse(text), OUT)
     assert (piece.text, piece.role) == (says, "bad")
 
 
 def test_one_that_is_lost_comes_back_by_itself_and_one_that_failed_by_admit() -> None:
     lost = reducer.apply(md.ViewState(), snapshot(LOST), CLOCK.at_monotonic)
-    assert "rejoins automatically" in preview(arguments.parse("admit --node mlx-c"), lost, UNICODE).text
+    assert "rejoins automatically" in preview(arguments.parse("admit --node mlx-c"), lost).text
     assert c.form("admit", lost).blocked == "no node is drained or failed"
     assert c.form("admit", OUT, rank=2).fields[0].choices == ("torch-b",)
-    taken = preview(arguments.parse("admit --node torch-b"), OUT, UNICODE)
+    taken = preview(arguments.parse("admit --node torch-b"), OUT)
     assert taken.role == "strong"
     assert "torch-b 0 → 12" in taken.text
     assert c.way_back(OUT) == [
@@ -172,8 +171,7 @@ def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
                 "rebalance": "a different program trains this run"}  # fmt: skip
     assert {verb: c.form(verb, guest).blocked for verb in expected} == expected
     told = {
-        text: preview(arguments.parse(text), guest, UNICODE).text
-        for text in ("evaluate", "rebalance auto=true", "checkpoint")
+        text: preview(arguments.parse(text), guest).text for text in ("evaluate", "rebalance auto=true", "checkpoint")
     }
     assert [*told.values()] == ["no evaluation function was given", *["a different program trains this run"] * 2]
     hosted = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, verbs=(("evaluate", "none held out"),)))

@@ -17,7 +17,6 @@ from trainctl.tui.commands import share_editor as sp
 from trainctl.tui.commands.forms import preview
 from trainctl.tui.state import rank_rows, rank_speed, reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.text.glyphs import UNICODE
 
 
 def state_of(view: m.RunView) -> md.ViewState:
@@ -191,17 +190,17 @@ def test_what_is_resolved_sums_or_is_refused(
     ],
 )
 def test_a_group_s_command_says_what_it_would_do(text: str, role: str, says: str) -> None:
-    piece = preview(arguments.parse(text), MIXED, UNICODE)
+    piece = preview(arguments.parse(text), MIXED)
     assert piece.role == role
     assert says in piece.text
 
 
 def test_the_last_node_cannot_be_drained_and_a_drained_one_can_come_back() -> None:
-    assert "last node" in preview(arguments.parse("drain --node atlas"), ALONE, UNICODE).text
+    assert "last node" in preview(arguments.parse("drain --node atlas"), ALONE).text
     view = run_view(3)
     ranks = (*view.ranks[:2], msgspec.structs.replace(view.ranks[2], state="drained", share=0))
     state = state_of(msgspec.structs.replace(view, ranks=ranks))
-    back = preview(arguments.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts), UNICODE)
+    back = preview(arguments.parse("admit --node mlx-c"), dataclasses.replace(state, parts=MIXED.parts))
     assert back.text == "torch-a 12 → 11, torch-b 10 → 9, mlx-c 0 → 2; predicted 0.32 → 0.40 s; fits; curve unchanged"
     assert [seat.node for seat in sp.opened(state).seats] == ["torch-a", "torch-b"]
     assert c.form("admit", state).fields[0].choices == ("mlx-c",)

@@ -13,7 +13,6 @@ from trainctl.tui.commands.forms import preview
 from trainctl.tui.commands.shares import Seat, seats_of
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.text.glyphs import UNICODE
 
 GB = 10**9
 VIEW = run_view(4, step=18_240, steps=60_000)
@@ -63,11 +62,11 @@ def test_speeds_at_micro_batches_that_were_left_are_kept_with_the_run() -> None:
     assert state.tried[2, 13].rate == pytest.approx(15.0)
     ranks = [msgspec.structs.replace(view, micro_batch=6) if view.rank == 2 else view for view in VIEW.ranks]
     state = reducer.apply(state, msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_000), CLOCK.at_monotonic)
-    again = preview(arguments.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
+    again = preview(arguments.parse("resize-batch micro=13 --node forge"), state).text
     assert again.startswith("forge 6×7 → 13×3; predicted 3.95 → 3.04 s; predicted memory 20 of 24 GB; fits")
     smaller = msgspec.structs.replace(step_at(6, 3.9, 18_249), values=memory(GB, GB * 3 // 2, 24 * GB))
     state = reducer.apply(state, msgspec.structs.replace(smaller, seq=20_002), CLOCK.at_monotonic)
-    again = preview(arguments.parse("resize-batch micro=13 --node forge"), state, UNICODE).text
+    again = preview(arguments.parse("resize-batch micro=13 --node forge"), state).text
     assert "predicted memory 20 of 24 GB; fits" in again, "a peak that falls is not another process"
     ranks = [msgspec.structs.replace(view, pid=77) if view.rank == 2 else view for view in ranks]
     replaced = msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_003)
@@ -93,7 +92,7 @@ def test_a_curve_predicts_micro_batches_that_were_never_in_use() -> None:
     assert shares.with_micro(seat, 3, state.tried).seconds(39) == pytest.approx(13 * 0.19 + floor)
     assert shares.with_micro(seat, 39, state.tried).seconds(39) == pytest.approx(1.27 + floor)
     assert seat.seconds(20) == pytest.approx(0.49 + 0.31 + floor)
-    again = preview(arguments.parse("resize-batch micro=4 --node forge"), state, UNICODE).text
+    again = preview(arguments.parse("resize-batch micro=4 --node forge"), state).text
     assert "isn't measured yet" not in again
 
 
@@ -137,7 +136,7 @@ def test_who_would_not_fit_is_named() -> None:
     ],
 )  # fmt: skip
 def test_verbs_say_what_they_would_change(verb: str, says: str) -> None:
-    assert says in preview(arguments.parse(EXAMPLES[verb]), FLEET, UNICODE).text
+    assert says in preview(arguments.parse(EXAMPLES[verb]), FLEET).text
 
 
 def test_without_a_run_each_is_refused_but_its_start() -> None:
@@ -146,6 +145,6 @@ def test_without_a_run_each_is_refused_but_its_start() -> None:
     ended = reducer.apply(nothing, snapshot(run_view(1, "stopped")), CLOCK.at_monotonic)
     for verb, text in EXAMPLES.items():
         order = arguments.parse(text)
-        roles = (preview(order, nothing, UNICODE).role, preview(order, ended, UNICODE).role)
+        roles = (preview(order, nothing).role, preview(order, ended).role)
         always = ("start-run", "acknowledge", "mute")  # the last two are the agent's own
         assert roles == ("strong" if verb in always else "bad", "strong" if verb in (*always, "note") else "bad")

@@ -36,7 +36,6 @@ from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.screens.policies import PoliciesScreen
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
-from trainctl.tui.text.glyphs import UNICODE
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +237,7 @@ def test_the_playhead_stops_at_the_end_and_begins_again() -> None:
 async def played(
     source: ReplaySource, play: Callable[[Pilot[int], ReplayApp], Awaitable[None]], size: tuple[int, int] = (80, 24)
 ) -> None:
-    app = ReplayApp(source, clock=StandingClock(datetime.UTC, source=source), theme="night", glyphs=UNICODE)
+    app = ReplayApp(source, clock=StandingClock(datetime.UTC, source=source), theme="night", in_ascii=False)
     async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: app.live.run is not None)
         await play(pilot, app)
@@ -330,7 +329,7 @@ async def test_the_diagnosis_is_of_the_record_up_to_the_place_and_nothing_that_c
 @at_columns(80, 120)
 async def test_picture(source: ReplaySource, columns: int, pictures: Pictures) -> None:
     source.seek(112)
-    app = ReplayApp(source, clock=StandingClock(datetime.UTC, source=source), theme="night", glyphs=UNICODE)
+    app = ReplayApp(source, clock=StandingClock(datetime.UTC, source=source), theme="night", in_ascii=False)
     app.address = "/runs/demo-1"
     source._view = msgspec.structs.replace(source._view, directory="/runs/demo-1")
 

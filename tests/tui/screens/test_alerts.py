@@ -19,7 +19,6 @@ from trainctl.tui.screens import alerts_view, header
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.view_state import AlertBell
-from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain
 from trainctl.tui.widgets.line_view import Lines
 
@@ -78,7 +77,7 @@ def test_an_event_of_an_alert_shown_above_is_not_shown_twice() -> None:
     shown = [event.text for event in alerts_view.without_open(state) if event.kind == "alert"]
     assert shown == ["event 20", "clock cleared", "event 23"]
     many = state_of(*(msgspec.structs.replace(SPIKE_ALERT, id=f"x{index}") for index in range(9)))
-    lines = [plain(pieces).rstrip() for pieces in alerts_view.overview_lines(many, CLOCK, 80, 3, UNICODE)]
+    lines = [plain(pieces).rstrip() for pieces in alerts_view.overview_lines(many, CLOCK, 80, 3)]
     assert len(lines) == 3 and lines[-1] == "… 7 more alerts: a shows them"
 
 

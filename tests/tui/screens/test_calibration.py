@@ -7,7 +7,6 @@ from tests.tui.support.recorded import NOW, app_of, source_of
 
 from trainctl.protocol.calibration.profile import DataRate, DeviceProfile, DiskRate, GridPoint, MatmulRate, Pass
 from trainctl.tui.screens import calibration
-from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.text.styled_line import plain
 
 RATES = {1: 180.0, 2: 240.0, 3: 262.0, 4: 278.0, 6: 272.0, 8: 265.0, 16: 240.0}
@@ -29,7 +28,7 @@ PROFILES = (made(1, 0.85), made(50, 1.0), made(400, 0.97))
 
 
 def shown(profiles: tuple[DeviceProfile, ...], columns: int = 80, rows: int = 23) -> list[str]:
-    lines = calibration.profile_lines("studio", profiles, columns, rows, UNICODE, "text", "13:31")
+    lines = calibration.profile_lines("studio", profiles, columns, rows, "text", "13:31")
     assert len(lines) == rows
     assert {len(plain(line)) for line in lines} == {columns}
     return [plain(line) for line in lines]
@@ -49,7 +48,7 @@ async def test_pictures(pictures: Pictures, columns: int) -> None:
 
 
 async def test_picture_without_a_profile_in_ascii(pictures: Pictures) -> None:
-    await pictures.compare(app_of(source_of(4), glyphs=ASCII), 80, "2", "C", "tab")
+    await pictures.compare(app_of(source_of(4), in_ascii=True), 80, "2", "C", "tab")
 
 
 def test_memory_that_is_not_known_is_not_drawn() -> None:

@@ -1,7 +1,6 @@
 """The Charts screen driven by keys and mouse over a recorded agent: what it asks for, what it shows, what stays."""
 
 import asyncio
-import dataclasses
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -10,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.tui.support.driving import body, burst, running, until
-from tests.tui.support.pictures import Pictures, at_columns
+from tests.tui.support.pictures import Pictures, at_columns, screen_strips
 from tests.tui.support.recorded import (
     CONNECTED,
     RUNS,
@@ -34,7 +33,6 @@ from trainctl.tui.charts.viewport import ALL_RANKS, Pick
 from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.screens.charts import ChartsScreen
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.text.glyphs import ASCII
 from trainctl.tui.widgets.line_view import ChartArea, Lines
 
 
@@ -247,12 +245,11 @@ async def test_without_a_run_and_with_another_one_it_begins_again() -> None:
 
 
 async def test_sizes_and_ascii_are_filled_without_another_character() -> None:
-    async with charted(source_of(4), glyphs=dataclasses.replace(ASCII)) as (pilot, app, screen):
+    async with charted(source_of(4), in_ascii=True) as (pilot, app, screen):
         await pilot.press("left", "f", "v", "m")
         await until(pilot, lambda: isinstance(app.screen, ChartPicker))
-        for widget in (*app.screen.query(Lines), *screen.query(Lines)):
-            strips = [widget.render_line(row).text for row in range(widget.size.height)]
-            assert all(text.isascii() for text in strips), strips
+        rows = [strip.text for strip in screen_strips(app)]
+        assert all(row.isascii() for row in rows), rows
         await pilot.press("escape")
         for size in ((60, 15), (50, 12), (200, 60), (400, 120), (80, 24)):
             await pilot.resize_terminal(*size)
@@ -303,7 +300,7 @@ async def test_charts_with_log_crosshair_smoothing_and_tokens(pictures: Pictures
 
 
 async def test_charts_of_a_group_in_ascii(pictures: Pictures) -> None:
-    app = app_of(Recorded(under_way(run_view(3))), glyphs=ASCII)
+    app = app_of(Recorded(under_way(run_view(3))), in_ascii=True)
     await pictures.compare(app, 80, play=pictured("z", "z", "f", "f", "f", "left", "left"))
 
 

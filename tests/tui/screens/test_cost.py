@@ -15,7 +15,6 @@ from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting as f
 from trainctl.tui.text import run_lines
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.run_lines import cost_figures, cost_pieces
 
 COST = m.RunCost(currency="EUR", spent=12.0, at=NOW - 720, per_hour=2.0)
@@ -62,7 +61,7 @@ def test_skipped_positions_are_no_samples_that_were_trained_on():
 def test_the_head_has_the_cost_where_there_is_a_price(columns, rows):
     def head(cost: m.RunCost | None) -> list[str]:
         state = state_of(run_view(1, cost=cost))
-        return [ln.plain(row) for row in header.lines(state, CLOCK, columns, UNICODE, rows=rows)]
+        return [ln.plain(row) for row in header.lines(state, CLOCK, columns, rows=rows)]
 
     priced = head(COST)
     assert any("cost 12.40 EUR" in row for row in priced) and {len(row) for row in priced} == {columns}
@@ -90,10 +89,8 @@ def test_runs_have_a_column_for_the_cost_where_one_has_a_price():
     order = SortOrder()
 
     def lines(one: m.RunSummary, columns: int, *, priced: bool) -> tuple[str, str]:
-        titles = ln.plain(runs_view.head(columns, order, UNICODE, priced=priced))
-        return titles, ln.plain(
-            runs_view.row(RunRow(one, 1.0, 1.0), False, False, CLOCK, columns, UNICODE, priced=priced)
-        )
+        titles = ln.plain(runs_view.head(columns, order, priced=priced))
+        return titles, ln.plain(runs_view.row(RunRow(one, 1.0, 1.0), False, False, CLOCK, columns, priced=priced))
 
     titles, row = lines(run, 120, priced=True)
     assert "COST" in titles and ">12.40 EUR" in row and "LEAD" in titles

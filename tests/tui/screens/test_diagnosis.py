@@ -8,7 +8,6 @@ from tests.tui.support.recorded import NOW, Recorded, app_of, run_view, under_wa
 from trainctl.protocol import messages as m
 from trainctl.tui.screens import diagnosis_view
 from trainctl.tui.screens.diagnosis import DiagnosisScreen
-from trainctl.tui.text.glyphs import ASCII
 
 RUN = run_view(4, step=18_240, steps=60_000)
 QUOTA = m.Finding(
@@ -66,7 +65,7 @@ async def test_the_screen(pictures: Pictures, findings: tuple[m.Finding, ...], c
 
 
 async def test_the_screen_in_ascii(pictures: Pictures) -> None:
-    await pictures.compare(app_of(telling(QUOTA), glyphs=ASCII), 80, "D")
+    await pictures.compare(app_of(telling(QUOTA), in_ascii=True), 80, "D")
 
 
 async def test_a_key_opens_the_remedy_s_dialog_filled_and_sends_nothing() -> None:

@@ -38,7 +38,6 @@ from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state.run_events import Change
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.glyphs import UNICODE
 
 
 async def test_undo_is_offered_and_clicked_where_the_chosen_event_has_an_inverse() -> None:
@@ -163,7 +162,7 @@ async def test_a_split_is_undone_in_the_split_dialog() -> None:
 
 def test_an_events_text_cannot_drive_the_terminal() -> None:
     bad = msgspec.structs.replace(events(run_view(1))[0], data=NoteWritten("\x1b[2Jgone\x07"), by="\x1b]0;x")
-    assert "\x1b" not in ln.plain(events_table.event_line(bad, ALONE, CLOCK, 80, UNICODE))
+    assert "\x1b" not in ln.plain(events_table.event_line(bad, ALONE, CLOCK, 80))
 
 
 def test_an_effect_needs_steps_on_both_sides() -> None:

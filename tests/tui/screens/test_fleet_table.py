@@ -22,7 +22,6 @@ from trainctl.tui.screens import fleet_table
 from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.state import rank_rows, reducer
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.widgets.line_view import Lines
 
 
@@ -120,9 +119,7 @@ def test_a_node_of_several_devices_is_one_row_of_sums_that_opens_into_its_ranks(
     assert both.step.peak_or_held_bytes == sum(alone[rank].value.peak_or_held_bytes or 0 for rank in (0, 1))
     assert both.passes is None, "their micro-batches are unlike"
     opened = fleet_table.Arrangement(opened=frozenset({"studio"}))
-    text = [
-        ln.plain(row) for row in fleet_table.lines(state, CLOCK, 160, UNICODE, total=True, wanted=opened, selected=1)
-    ]
+    text = [ln.plain(row) for row in fleet_table.lines(state, CLOCK, 160, total=True, wanted=opened, selected=1)]
     assert [row.split()[0] for row in text[1:]] == ["▾", ":0", ":1", "forge", "mini", "FLEET"]
     assert {len(row) for row in text} == {160}
 
@@ -148,7 +145,7 @@ def test_metrics_that_a_person_wants_have_columns_where_there_is_room() -> None:
 
     def table(columns: int, *metrics: str) -> list[str]:
         wanted = fleet_table.Arrangement(metrics=metrics)
-        rows = [ln.plain(row) for row in fleet_table.lines(state, CLOCK, columns, UNICODE, total=True, wanted=wanted)]
+        rows = [ln.plain(row) for row in fleet_table.lines(state, CLOCK, columns, total=True, wanted=wanted)]
         assert {len(row) for row in rows} == {columns}
         return rows
 
@@ -169,7 +166,7 @@ def test_a_rank_that_says_nothing_is_dimmed_with_its_age() -> None:
         node="studio", at=NOW + 20, step_age_seconds=20, loop_lag_seconds=0, boot=FLEET.boot, seq=FLEET.seq
     )
     state = reducer.apply(FLEET, beat, late.at_monotonic)
-    row = fleet_table.lines(state, late, 80, UNICODE, total=False)[1]
+    row = fleet_table.lines(state, late, 80, total=False)[1]
     assert ln.plain(row).split()[-1] == "20s"
     assert {piece.role for piece in row if piece.text.strip()} <= {"old", "warning"}
 
@@ -180,7 +177,7 @@ def test_a_long_why_takes_the_room_of_what_is_unknown_and_no_more(columns: int, 
     assert SHRUNK.run is not None
     ranks = tuple(msgspec.structs.replace(view, why=why) for view in SHRUNK.run.ranks)
     state = dataclasses.replace(SHRUNK, run=msgspec.structs.replace(SHRUNK.run, ranks=ranks))
-    made = fleet_table.lines(state, CLOCK, columns, UNICODE, total=True)
+    made = fleet_table.lines(state, CLOCK, columns, total=True)
     assert {ln.width(row) for row in made} == {columns}
     assert ln.plain(made[3]).rstrip().endswith(" 4s")
     assert columns < 80 or why[:21] in ln.plain(made[2])

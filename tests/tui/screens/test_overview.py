@@ -29,7 +29,6 @@ from trainctl.tui.state import rank_speed, reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.widgets import inline_bars
 from trainctl.tui.widgets.theme import rank_role
 
@@ -47,8 +46,8 @@ def test_a_wide_head_has_the_best_and_the_worst_case_beside_the_eta() -> None:
     left = {"time_left_seconds": 3600.0, "time_left_best_seconds": 3300.0, "time_left_worst_seconds": 4500.0}
     last = msgspec.structs.replace(ALONE.last_step.value, values=left)
     state = dataclasses.replace(ALONE, last_step=md.Seen(last, CLOCK.at_monotonic))
-    assert "ETA 1h 00m, 15:31 (55m 00s to 1h 15m)" in texts(header.lines(state, CLOCK, 120, UNICODE, rows=2))[0]
-    assert "ETA 1h 00m" in (narrow := texts(header.lines(state, CLOCK, 80, UNICODE, rows=2))[0])
+    assert "ETA 1h 00m, 15:31 (55m 00s to 1h 15m)" in texts(header.lines(state, CLOCK, 120, rows=2))[0]
+    assert "ETA 1h 00m" in (narrow := texts(header.lines(state, CLOCK, 80, rows=2))[0])
     assert " to " not in narrow
 
 
@@ -72,7 +71,7 @@ def test_the_loss_in_the_head_is_the_mean_of_sixteen_steps_unless_the_last_is_no
                 state.last_step.value, step=number, loss=loss, boot=state.boot, seq=state.seq + 1
             )
             state = reducer.apply(state, step, CLOCK.at_monotonic)
-        return texts(header.lines(state, CLOCK, 80, UNICODE, rows=2))[1]
+        return texts(header.lines(state, CLOCK, 80, rows=2))[1]
 
     assert "loss 2.500 " in head(*[2.0, 3.0] * 8)
     assert "loss 3.000 " in head(*[9.0] * 4, *[2.0, 4.0] * 8)
@@ -82,7 +81,7 @@ def test_the_loss_in_the_head_is_the_mean_of_sixteen_steps_unless_the_last_is_no
 def test_another_node_s_agent_is_named_when_it_is_not_heard() -> None:
     state = reducer.apply_other(FLEET, "mbp", Connection("connected", CLOCK.at_monotonic), CLOCK.at_monotonic)
     state = reducer.apply_other(state, "mbp", host("mbp"), CLOCK.at_monotonic)
-    assert "silent" not in texts(header.lines(state, CLOCK, 80, UNICODE, rows=2))[0]
+    assert "silent" not in texts(header.lines(state, CLOCK, 80, rows=2))[0]
     later = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic + 40)
     lost = reducer.apply_other(
         state, "mbp", Connection("silent", CLOCK.at_monotonic + 4, "no message"), CLOCK.at_monotonic
@@ -90,17 +89,17 @@ def test_another_node_s_agent_is_named_when_it_is_not_heard() -> None:
     beat = m.Heartbeat(node="studio", at=NOW, step_age_seconds=1, loop_lag_seconds=0, boot=FLEET.boot, seq=FLEET.seq)
     lost = reducer.apply(lost, beat, later.at_monotonic)
     for columns in (80, 120):
-        assert "mbp silent 40s" in texts(header.lines(lost, later, columns, UNICODE, rows=2))[0]
-    row = texts(fleet_table.lines(lost, later, 80, UNICODE, total=False))[2]
+        assert "mbp silent 40s" in texts(header.lines(lost, later, columns, rows=2))[0]
+    row = texts(fleet_table.lines(lost, later, 80, total=False))[2]
     assert row.split()[-2] == "n/a", "a reading that old says nothing, and is no zero"
-    assert "silent 40s" in texts(fleet_table.lines(lost, later, 160, UNICODE, total=False))[2], "so is its link"
+    assert "silent 40s" in texts(fleet_table.lines(lost, later, 160, total=False))[2], "so is its link"
 
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_while_the_lead_s_agent_is_silent_the_run_is_not_shown_as_running(columns: int) -> None:
     def head(state: md.ViewState, seconds: float) -> str:
         later = dataclasses.replace(CLOCK, at_monotonic=CLOCK.at_monotonic + seconds)
-        return texts(header.lines(state, later, columns, UNICODE, rows=2))[0]
+        return texts(header.lines(state, later, columns, rows=2))[0]
 
     silent = reducer.apply(FLEET, Connection("silent", CLOCK.at_monotonic + 4, "no message"), CLOCK.at_monotonic)
     assert "RUNNING" in head(FLEET, 0) and "WAITING" not in head(FLEET, 0)
@@ -122,24 +121,25 @@ def test_a_phase_bar_is_never_longer_than_its_room(parts: tuple[float, ...], siz
 
 @pytest.mark.parametrize("state", ["failed", "stopped"])
 def test_how_a_run_ended_is_said_and_when_it_would_have_is_not(state: m.RunState) -> None:
-    head = texts(header.lines(attached(1, state, reason="out of memory"), CLOCK, 80, UNICODE, rows=2))[0]
+    head = texts(header.lines(attached(1, state, reason="out of memory"), CLOCK, 80, rows=2))[0]
     assert "out of memory" in head and "ETA 1" not in head
 
 
 @given(
-    st.integers(overview_view.LEAST_COLUMNS, 220), st.integers(overview_view.LEAST_ROWS, 70),
-    st.sampled_from([FLEET, MIXED, ALONE, NOTHING, md.ViewState()]), st.sampled_from([UNICODE, ASCII]),
-)  # fmt: skip
+    st.integers(overview_view.LEAST_COLUMNS, 220),
+    st.integers(overview_view.LEAST_ROWS, 70),
+    st.sampled_from([FLEET, MIXED, ALONE, NOTHING, md.ViewState()]),
+    st.booleans(),
+)
 @settings(max_examples=60, deadline=None)
-def test_every_size_is_filled_exactly(columns: int, rows: int, state: md.ViewState, glyphs: object) -> None:
-    assert isinstance(glyphs, type(UNICODE))
-    made = overview(state, CLOCK, columns, rows, glyphs, selected=2)
+def test_every_size_is_filled_exactly(columns: int, rows: int, state: md.ViewState, lettered: bool) -> None:
+    made = overview(dataclasses.replace(state, lettered=lettered), CLOCK, columns, rows, selected=2)
     assert len(made) == rows
     assert {ln.width(pieces) for pieces in made} == {columns}
 
 
 def test_before_anything_answers_no_run_is_not_said_to_be_missing() -> None:
-    waiting, empty = ("\n".join(texts(overview(state, CLOCK, 80, 24, UNICODE))) for state in (ViewState(), NOTHING))
+    waiting, empty = ("\n".join(texts(overview(state, CLOCK, 80, 24))) for state in (ViewState(), NOTHING))
     assert "connecting" in waiting and "no run yet" not in waiting
     assert "no run yet" in empty
 
@@ -148,7 +148,7 @@ def test_sixteen_ranks_fit_with_the_chosen_one_in_sight() -> None:
     view = run_view(4, step=18_240, steps=60_000)
     ranks = tuple(msgspec.structs.replace(view.ranks[0], rank=rank, node=f"node{rank}") for rank in range(16))
     state = dataclasses.replace(FLEET, run=msgspec.structs.replace(view, ranks=ranks))
-    made = "\n".join(texts(overview(state, CLOCK, 80, 24, UNICODE, selected=15)))
+    made = "\n".join(texts(overview(state, CLOCK, 80, 24, selected=15)))
     assert "node15" in made
     assert "more ranks" in made
 
@@ -179,7 +179,7 @@ def test_no_chart_is_drawn_in_less_than_half_of_its_width(step: int) -> None:
         begun += [committed(view, past, next(seq)), *(rank_step(view, past, rank, next(seq)) for rank in range(3))]
     state = state_after(begun)
     left, right = zip(
-        *(row.split(UNICODE.vertical, 1) for row in texts(overview_view.chart_lines(state, 80, 9, UNICODE))[1:-1]),
+        *(row.split("│", 1) for row in texts(overview_view.chart_lines(state, 80, 9))[1:-1]),
         strict=True,
     )
     for rows in (left, right):

@@ -33,7 +33,6 @@ from textual.pilot import Pilot
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui.app.app import TrainctlApp
-from trainctl.tui.text.glyphs import ASCII
 
 # ---------------------------------------------------------------- the Overview
 
@@ -72,7 +71,7 @@ async def test_overview_of_a_group_that_shrank(pictures: Pictures, columns: int)
 
 
 async def test_a_group_that_shrank_in_ascii(pictures: Pictures) -> None:
-    await pictures.compare(app_of(shrinking(), glyphs=ASCII), 80)
+    await pictures.compare(app_of(shrinking(), in_ascii=True), 80)
 
 
 def shrinking() -> Recorded:
@@ -93,7 +92,7 @@ async def test_overview_without_colours(pictures: Pictures, monkeypatch: pytest.
 
 
 async def test_overview_in_ascii(pictures: Pictures) -> None:
-    await pictures.compare(app_of(source_of(4), glyphs=ASCII), 80)
+    await pictures.compare(app_of(source_of(4), in_ascii=True), 80)
 
 
 @pytest.mark.parametrize("theme", ["day", "contrast", "terminal"])
@@ -197,7 +196,7 @@ async def test_a_lost_node(pictures: Pictures) -> None:
 
 @pytest.mark.parametrize("key", ["2", "5"], ids=["node", "logs"])
 async def test_node_and_logs_in_ascii(pictures: Pictures, key: str) -> None:
-    await pictures.compare(app_of(logging_source(), glyphs=ASCII), 120, key)
+    await pictures.compare(app_of(logging_source(), in_ascii=True), 120, key)
 
 
 # ---------------------------------------------------------------- what opens over a screen
@@ -242,7 +241,7 @@ async def test_split_dialog(pictures: Pictures, keys: tuple[str, ...]) -> None:
 
 
 async def test_split_dialog_in_ascii(pictures: Pictures) -> None:
-    await pictures.compare(app_of(source_of(4), glyphs=ASCII), 80, "s", "9", "9")
+    await pictures.compare(app_of(source_of(4), in_ascii=True), 80, "s", "9", "9")
 
 
 async def test_command_line(pictures: Pictures) -> None:

@@ -11,7 +11,6 @@ from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.screens import policies_view
 from trainctl.tui.screens.policies import PoliciesScreen
 from trainctl.tui.state.effects import Effect, PolicyReport
-from trainctl.tui.text.glyphs import ASCII
 
 MODES = tuple(m.PolicyView(name, entry.default) for name, entry in POLICIES.items())
 RUN = run_view(4, step=18_240, steps=60_000, policies=MODES)
@@ -64,7 +63,7 @@ async def test_the_panel_on_a_policy_that_has_acted(pictures: Pictures, columns:
 
 
 async def test_the_panel_in_ascii(pictures: Pictures) -> None:
-    await pictures.compare(app_of(telling(), glyphs=ASCII), 80, "P")
+    await pictures.compare(app_of(telling(), in_ascii=True), 80, "P")
 
 
 async def test_keys_change_the_mode_turn_it_off_and_undo_its_last_command() -> None:

@@ -29,7 +29,6 @@ from trainctl.tui.screens.runs import RunsScreen
 from trainctl.tui.screens.runs_view import as_tree, row_of
 from trainctl.tui.state import reducer
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.glyphs import UNICODE
 
 
 async def test_without_a_run_it_opens_on_the_runs() -> None:
@@ -158,12 +157,12 @@ def test_idle_nodes_come_first_and_what_they_can_is_told() -> None:
     state = state_after([CONNECTED, snapshot(run_view(1))])
     for node, at in (("spare", CLOCK.at_monotonic), ("gone", CLOCK.at_monotonic - 90)):
         state = reducer.apply_other(state, node, host(node), at)
-    made = [ln.plain(row) for row in runs_view.nodes(state, (), CLOCK, 80, 9, UNICODE)]
+    made = [ln.plain(row) for row in runs_view.nodes(state, (), CLOCK, 80, 9)]
     assert made[0].startswith("─ nodes: 2 idle of 3 ─")
     assert [row.split()[:2] for row in made[1:]] == [["spare", "idle"], ["gone", "silent"], ["atlas", "leads"]]
     assert "cpu 87%" in made[1]
     assert "cpu n/a" in made[2], "a reading that old says nothing"
-    few = [ln.plain(row) for row in runs_view.nodes(state, (), CLOCK, 80, 3, UNICODE)]
+    few = [ln.plain(row) for row in runs_view.nodes(state, (), CLOCK, 80, 3)]
     assert few[-1].startswith("… 2 more")
     assert {len(row) for row in [*made, *few]} == {80}
 
@@ -172,10 +171,10 @@ def test_nodes_that_score_are_not_idle_and_work_that_failed_says_why() -> None:
     state = reducer.apply_other(state_after([CONNECTED, snapshot(None)]), "studio", host("studio"), CLOCK.at_monotonic)
 
     def row_of_studio(work: m.WorkSummary) -> str:
-        rows = [ln.plain(row) for row in runs_view.nodes(state, (work,), CLOCK, 80, 9, UNICODE)]
+        rows = [ln.plain(row) for row in runs_view.nodes(state, (work,), CLOCK, 80, 9)]
         return next(row for row in rows if row.startswith("studio"))
 
     assert "score test.jsonl" in row_of_studio(SCORING)
     assert "idle" in row_of_studio(FAILED_SCORING)
-    _, failed = [ln.plain(row).rstrip() for row in runs_view.work((FAILED_SCORING,), 120, UNICODE)]
+    _, failed = [ln.plain(row).rstrip() for row in runs_view.work((FAILED_SCORING,), 120)]
     assert "FAILED: no node can process the rows" in failed and "ETA" not in failed

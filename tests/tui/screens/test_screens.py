@@ -16,7 +16,6 @@ from trainctl.tui.app.keymap import PaletteProvider
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.dialogs.help import HelpScreen
 from trainctl.tui.dialogs.popup import Chooser
-from trainctl.tui.text.glyphs import ASCII
 
 
 def rows_of(app: TrainctlApp) -> list[str]:
@@ -65,10 +64,10 @@ async def test_repaints_wait_for_the_tick_however_many_messages_come(monkeypatch
 
 
 async def test_ascii_screens_have_no_other_character_and_no_row_is_wider_or_narrower() -> None:
-    """No sign is a `?` but the key's, and one with two letters in ASCII moves nothing out of its row."""
+    """No sign is a `?` but the key's, and none moves anything out of its row."""
     known = ("? help", "?+-", " ?  this", "copy what?", "undo which change?")
 
-    async with running(source_of(4), glyphs=ASCII) as (pilot, app):
+    async with running(source_of(4), in_ascii=True) as (pilot, app):
         await until(pilot, lambda: "forge" in body(app))
         for key in ("", "b", "s", "u", "y", "question_mark", "ctrl+p", "0", "2", "a", "4", "enter"):
             await pilot.press(*[key] * bool(key))
@@ -80,8 +79,8 @@ async def test_ascii_screens_have_no_other_character_and_no_row_is_wider_or_narr
                 shown = shown.replace(sign, "")
             assert "?" not in shown, (key, shown)
             if key in ("", "4"):
-                await until(pilot, lambda: any(" 4->8 " in row for row in rows_of(app)))
-                assert next(row for row in rows_of(app) if " 4->8 " in row).split()[-1].isdigit()
+                await until(pilot, lambda: any(" 4>8 " in row for row in rows_of(app)))
+                assert next(row for row in rows_of(app) if " 4>8 " in row).split()[-1].isdigit()
             if isinstance(app.screen, ModalScreen):
                 await pilot.press("escape")
 

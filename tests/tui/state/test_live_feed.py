@@ -11,7 +11,7 @@ from tests.tui.support.recorded import Recorded, committed, run_view, snapshot
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import RefusedError
 from trainctl.tui.state.live_feed import LiveFeed
-from trainctl.tui.state.view_state import Clock
+from trainctl.tui.state.view_state import Clock, ViewState
 
 HOSTED = run_view(3)
 GUEST = msgspec.structs.replace(run_view(4, run="ppo-7"), step=7000, kind="guest")
@@ -29,7 +29,7 @@ class TwoRuns(Recorded):
 @contextlib.asynccontextmanager
 async def following(source: TwoRuns) -> AsyncIterator[LiveFeed]:
     came = asyncio.Event()
-    feed = LiveFeed(lambda: source, Clock(), came.set, lambda _: None)
+    feed = LiveFeed(lambda: source, Clock(), came.set, lambda _: None, ViewState())
     task = asyncio.create_task(feed.keep_up())
     await came.wait()
     yield feed

@@ -13,7 +13,6 @@ from trainctl.tui.screens import log_view as lv
 from trainctl.tui.state import merged_log as lt
 from trainctl.tui.state.merged_log import count_matches, filtered, parse_query
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text.glyphs import UNICODE
 from trainctl.tui.text.styled_line import plain
 
 NODES = ("studio", "mbp", "forge", "mini")
@@ -137,5 +136,5 @@ def test_a_line_whose_time_no_date_can_say_is_shown_without_one(odd: float) -> N
     names = lv.names_of(ViewState(run=run_view(4)))
     entry = next(entry for entry in merged().entries if not entry.stray)
     entries = [entry, replace(entry, at=odd)]
-    known, unknown = (plain(line) for line in lv.lines(lt.LogTail(), lv.View(), entries, names, CLOCK, 60, 2, UNICODE))
+    known, unknown = (plain(line) for line in lv.lines(lt.LogTail(), lv.View(), entries, names, CLOCK, 60, 2))
     assert known[2] == ":" and unknown.startswith("n/a      ") and unknown[8:] == known[8:]

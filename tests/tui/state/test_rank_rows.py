@@ -17,7 +17,6 @@ from trainctl.tui.screens import fleet_table
 from trainctl.tui.state import rank_rows, rank_speed, reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.glyphs import UNICODE
 
 
 def test_a_wait_is_unknown_while_reports_are_still_to_come() -> None:
@@ -43,7 +42,7 @@ def test_a_drained_rank_is_out_of_the_scale_and_of_the_sums() -> None:
     old = msgspec.structs.replace(state.ranks[2].value, step_seconds=9.0, seq=state.seq + 1, step=119)
     state = state_after([old, msgspec.structs.replace(drained(run_view(3), 2), seq=state.seq + 2)], state)
     assert [row.slowest_seconds for row in rank_rows.rows(state, CLOCK)] == [0.4] * 3
-    assert " 0.81" in ln.plain(fleet_table.lines(state, CLOCK, 120, UNICODE, total=True)[4]), "0.41 and 0.40 GB"
+    assert " 0.81" in ln.plain(fleet_table.lines(state, CLOCK, 120, total=True)[4]), "0.41 and 0.40 GB"
 
 
 def test_ranks_that_are_out_have_no_part_in_the_sums() -> None:

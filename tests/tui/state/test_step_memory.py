@@ -13,7 +13,6 @@ from trainctl.tui.state import rank_rows, reducer, step_phases
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.table_schemas import FLEET
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.text.glyphs import UNICODE
 
 GB = 10**9
 VIEW = run_view(4, step=18_240, steps=60_000)
@@ -43,9 +42,7 @@ def test_the_mem_column_and_the_status_table_show_the_peak_of_the_step(
     held: int | None, peak: int | None, shown: str, is_full: bool
 ) -> None:
     state = state_with(held, peak)
-    made = next(
-        row for row in fleet_table.lines(state, CLOCK, 160, UNICODE, total=False) if ln.plain(row).startswith("forge")
-    )
+    made = next(row for row in fleet_table.lines(state, CLOCK, 160, total=False) if ln.plain(row).startswith("forge"))
     piece = next(piece for piece in made if piece.text.strip() == shown)
     assert (piece.role == "warning") == is_full
     table = tables._rank_row(VIEW.ranks[RANK], state.ranks[RANK].value, None, VIEW.global_batch)

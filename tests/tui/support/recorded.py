@@ -27,7 +27,6 @@ from trainctl.protocol.record.rollups import AXIS_METRICS
 from trainctl.protocol.wire import codec
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.state.view_state import Clock
-from trainctl.tui.text.glyphs import UNICODE, Glyphs
 
 
 @dataclass(frozen=True)
@@ -603,7 +602,7 @@ def source_of(nodes: int = 1, **view: Any) -> Recorded:
     return Recorded([CONNECTED, snapshot(made), *extra])
 
 
-def app_of(source: Recorded, clock: FrozenClock = CLOCK, glyphs: Glyphs = UNICODE, **options: Any) -> TrainctlApp:
+def app_of(source: Recorded, clock: FrozenClock = CLOCK, **options: Any) -> TrainctlApp:
     """The program over a recorded agent, with everything that could vary held still."""
-    options = {"address": "tcp://127.0.0.1:7474", **options}
-    return TrainctlApp(lambda: source, clock=clock, glyphs=glyphs, theme="night", **options)
+    options = {"address": "tcp://127.0.0.1:7474", "in_ascii": False, **options}
+    return TrainctlApp(lambda: source, clock=clock, theme="night", **options)

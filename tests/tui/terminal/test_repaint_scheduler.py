@@ -22,7 +22,7 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.live_feed import LiveFeed
-from trainctl.tui.state.view_state import Clock
+from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.terminal.repaint_scheduler import SLOWEST_SECONDS, RepaintThrottle
 
 VIEW = run_view(4, step=18_240, steps=60_000)
@@ -107,7 +107,7 @@ async def test_the_state_is_made_when_somebody_looks_and_a_snapshot_is_told_of_a
     arrived: list[md.ViewState] = []
     told: list[object] = []
     source: Any = Talkative([(NODES[0], CONNECTED), message("snapshot", 1, 0, 1), *said])
-    feed = LiveFeed(lambda: source, Clock(), lambda: arrived.append(feed.live), told.append)
+    feed = LiveFeed(lambda: source, Clock(), lambda: arrived.append(feed.live), told.append, ViewState())
     following = asyncio.create_task(feed.keep_up())
     async with asyncio.timeout(HANG_SECONDS):
         while len(told) < 400:

@@ -8,11 +8,10 @@ from tests.tui.support.states import ALONE, FLEET
 from trainctl.tui.cli import tables
 from trainctl.tui.screens import header
 from trainctl.tui.text import run_lines, styled_line
-from trainctl.tui.text.glyphs import UNICODE
 
 
 def head_of(columns: int, rows: int) -> str:
-    return "\n".join(styled_line.plain(pieces) for pieces in header.lines(FLEET, CLOCK, columns, UNICODE, rows=rows))
+    return "\n".join(styled_line.plain(pieces) for pieces in header.lines(FLEET, CLOCK, columns, rows=rows))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from trainctl.tui.state.view_state import AlertBell, Clock, ViewState
 from trainctl.tui.terminal import terminal_app
 from trainctl.tui.terminal.repaint_scheduler import RepaintScheduler
 from trainctl.tui.terminal.terminal_app import AsciiFilter, TerminalApp, TypeAhead
-from trainctl.tui.text.glyphs import Glyphs, for_locale, key_in_ascii
+from trainctl.tui.text.ascii import key_in_ascii, locale_is_ascii
 from trainctl.tui.text.styled_line import Line
 from trainctl.tui.widgets import theme as themes
 from trainctl.tui.widgets.command_bar import CommandBar
@@ -73,7 +73,7 @@ class TrainctlApp(TerminalApp):
         *,
         clock: Clock | None = None,
         read_only: bool = False,
-        glyphs: Glyphs | None = None,
+        in_ascii: bool | None = None,
         pictures: Path | None = None,
         theme: str | None = None,
         address: str = "",
@@ -88,10 +88,9 @@ class TrainctlApp(TerminalApp):
         self.set_keymap(dict(config.settings.keys) if config is not None else {})
         self.address = address
         self.clock, self.read_only, self._started_read_only = clock or Clock(), read_only, read_only
-        self.feed = LiveFeed(connect, self.clock, self._arrived, lambda message: self._repainting.told(message))
-        self.glyphs, self._in_ascii = glyphs or for_locale(), AsciiFilter()
-        if no_color:
-            self.glyphs = dataclasses.replace(self.glyphs, letters=True)
+        self._ascii_filters = [AsciiFilter()] if (locale_is_ascii() if in_ascii is None else in_ascii) else []
+        unread = ViewState(lettered=no_color or bool(self._ascii_filters))
+        self.feed = LiveFeed(connect, self.clock, self._arrived, lambda message: self._repainting.told(message), unread)
         self._pictures = pictures or Path()
         self.alert_bell = AlertBell(on=bell)
         self.fleet_metrics = config.settings.columns if config is not None else ()
@@ -110,14 +109,13 @@ class TrainctlApp(TerminalApp):
         self.theme = theme or themes.fitting(os.environ)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Return Textual's filters, and in ASCII ours for what Textual draws itself."""
-        found = super().get_line_filters()
-        return [*found, self._in_ascii] if self.glyphs.ascii_only else found
+        """Return Textual's filters, and in ASCII the one that translates all that is drawn."""
+        return [*super().get_line_filters(), *self._ascii_filters]
 
     def get_key_display(self, binding: Binding) -> str:
         """Return a key as it is printed; in ASCII by its name."""
         display = super().get_key_display(binding)
-        return key_in_ascii(display) if self.glyphs.ascii_only else display
+        return key_in_ascii(display) if self._ascii_filters else display
 
     # ------------------------------------------------------------ what is shown
 

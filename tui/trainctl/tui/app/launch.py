@@ -17,7 +17,6 @@ from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.state.source import ClusterSource
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.formatting import count
-from trainctl.tui.text.glyphs import ASCII, UNICODE
 from trainctl.tui.text.styled_line import clean
 from trainctl.tui.widgets.theme import THEMES
 
@@ -106,8 +105,7 @@ def run_app(
 def options(found: settings.Found) -> dict[str, Any]:
     """Return what the program takes of a person's settings."""
     own = found.settings
-    glyphs = None if own.ascii is None else ASCII if own.ascii else UNICODE
-    return {"theme": own.theme, "glyphs": glyphs, "bell": own.bell, "config": found}
+    return {"theme": own.theme, "in_ascii": own.ascii, "bell": own.bell, "config": found}
 
 
 def run(app: TrainctlApp, found: settings.Found, say: Callable[[], str]) -> int:

@@ -1,4 +1,4 @@
-"""A canvas of dots, 2 x 4 to a terminal cell in braille or 1 x 2 in ASCII, and the strokes that keep every extreme.
+"""A canvas of dots, 2 x 4 to a terminal cell in braille, and the strokes that keep every extreme.
 
 Values fall into dot columns by min and max, so a spike one step wide is drawn whatever the scale; a missing bucket
 leaves its columns empty; a value that isn't finite is marked, never drawn as a number.
@@ -15,11 +15,11 @@ from trainctl.tui.text.styled_line import Line, Piece
 
 Floats = NDArray[np.float64]
 
+ACROSS, DOWN = 2, 4
+"""Dots of a terminal cell."""
 # Bit of the dot at (row, column) within a braille cell: Unicode chart "Braille Patterns", U+2800.
 _BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.int64)
 _BRAILLE = np.array([ord(" "), *range(0x2801, 0x2900)], dtype="<u4")
-_ASCII_BITS = np.array([[1], [2]], dtype=np.int64)
-_ASCII = np.array([ord(char) for char in " '.:"], dtype="<u4")
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,11 @@ class Frame:
     y1: float
     columns: int
     rows: int
-    ascii_only: bool = False
 
     @property
     def dots(self) -> tuple[int, int]:
         """Return the columns and rows of dots."""
-        across, down = (1, 2) if self.ascii_only else (2, 4)
-        return self.columns * across, self.rows * down
+        return self.columns * ACROSS, self.rows * DOWN
 
     def column_of(self, x: float) -> int:
         """Return the terminal column of an x value, which may lie outside."""
@@ -129,7 +127,6 @@ class Canvas:
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
         width, height = frame.dots
-        self._across, self._down = (1, 2) if frame.ascii_only else (2, 4)
         self._dots = np.zeros((height, width), bool)
         self._drawers = [""]  # roles in the order in which they first drew
         self._drawn_by = np.zeros((frame.rows, frame.columns), np.int64)  # of each cell, as a place in `_drawers`
@@ -149,7 +146,7 @@ class Canvas:
             self._draw(curves[start : start + _AT_ONCE])
         if alone:
             cells = self._in_cells(self._dots).any(axis=(1, 3))
-            passed = np.repeat(np.repeat(cells, self._down, axis=0), self._across, axis=1)
+            passed = np.repeat(np.repeat(cells, DOWN, axis=0), ACROSS, axis=1)
             self._dots |= under & ~passed
 
     def _draw(self, curves: Sequence[Curve]) -> None:
@@ -165,8 +162,8 @@ class Canvas:
         first[:, 1:] = np.where(tied, np.minimum(top[:, 1:], bottom[:, :-1] + 1), top[:, 1:])
         last[:, 1:] = np.where(tied, np.maximum(bottom[:, 1:], top[:, :-1] - 1), bottom[:, 1:])
         self._dots |= _between(first, last, drawn, height).any(axis=0)
-        passed = _between(first // self._down, last // self._down, drawn, self.frame.rows)
-        passed = np.logical_or.reduce([passed[:, :, at :: self._across] for at in range(self._across)])
+        passed = _between(first // DOWN, last // DOWN, drawn, self.frame.rows)
+        passed = np.logical_or.reduce([passed[:, :, at::ACROSS] for at in range(ACROSS)])
         drawers = [self._drawer(curve.role) for curve in curves]
         # The last curve that passes through a cell is the one that drew it.
         newest = np.max(passed * np.arange(1, len(drawers) + 1)[:, None, None], axis=0)
@@ -179,7 +176,7 @@ class Canvas:
         return np.clip(np.floor(across * height), 0, height - 1).astype(np.int64)
 
     def _in_cells(self, dots: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        return dots.reshape(self.frame.rows, self._down, self.frame.columns, self._across)
+        return dots.reshape(self.frame.rows, DOWN, self.frame.columns, ACROSS)
 
     def put(self, column: int, row: int, text: str, role: str) -> None:
         """Write text over the dots, one character a cell; what falls outside is dropped."""
@@ -225,7 +222,6 @@ class Canvas:
         return self._drawers.index(role)
 
     def _chars(self) -> NDArray[np.uint32]:
-        bits, known = (_ASCII_BITS, _ASCII) if self.frame.ascii_only else (_BITS, _BRAILLE)
-        codes = np.einsum("rdca,da->rc", self._in_cells(self._dots).astype(np.int64), bits)
-        made: NDArray[np.uint32] = known[codes]
+        codes = np.einsum("rdca,da->rc", self._in_cells(self._dots).astype(np.int64), _BITS)
+        made: NDArray[np.uint32] = _BRAILLE[codes]
         return made

@@ -8,7 +8,6 @@ from trainctl.tui.charts import readout
 from trainctl.tui.charts.axis import Axis, Kind
 from trainctl.tui.charts.plot import Margins, Plot, draw_plot, plot_margins, prepare
 from trainctl.tui.charts.viewport import ChartView, Extent
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, groups, rule
 
 LEAST_CHART_ROWS = 8
@@ -58,43 +57,41 @@ def draw(
     notes: Sequence[readout.Note],
     columns: int,
     rows: int,
-    glyphs: Glyphs,
     status: str = "",
 ) -> Drawn:
     """Return exactly `rows` lines of `columns` cells for the charts `shown`, each with its index in the view."""
     room = max(rows - READOUT_ROWS - 1, 2)
     heights = [room // len(shown) + (1 if index < room % len(shown) else 0) for index in range(len(shown))]
     made = [prepare(plot, height - 1) for (_, plot), height in zip(shown, heights, strict=True)]
-    each = [plot_margins(plot, item, columns, glyphs) for (_, plot), item in zip(shown, made, strict=True)]
+    each = [plot_margins(plot, item, columns) for (_, plot), item in zip(shown, made, strict=True)]
     margins = Margins(max(item.left for item in each), max(item.right for item in each))
     lines: list[Line] = []
     places = []
     for (index, plot), height, item in zip(shown, heights, made, strict=True):
-        body, labels = draw_plot(plot, columns, height - 1, glyphs, item, margins)
+        body, labels = draw_plot(plot, columns, height - 1, item, margins)
         inner = columns - margins.left - margins.right
         places.append(Place(index, len(lines), len(lines) + height, margins.left, inner))
         hidden = f" {index + 1}/{len(view.charts)} " if len(shown) < len(view.charts) else ""
         labels += [(columns - len(hidden) - 1, hidden, "label")] if hidden and index == view.focus else []
-        lines += [rule(columns, glyphs.horizontal, *labels), *body]
+        lines += [rule(columns, *labels), *body]
     chosen = next((plot for index, plot in shown if index == view.focus), shown[0][1])
     lines.append(
         rule(
             columns,
-            glyphs.horizontal,
-            (0, f"{glyphs.horizontal} values ", "title"),
-            *_state(view, place, columns, status, glyphs),
+            (0, "─ values ", "title"),
+            *_state(view, place, columns, status),
         )
     )
-    lines += readout.lines(chosen, axes, notes, columns, READOUT_ROWS - 1, glyphs)
+    lines += readout.lines(chosen, axes, notes, columns, READOUT_ROWS - 1)
     lines.append(keys_line(view, columns))
     return Drawn([fit(pieces, columns) for pieces in lines[:rows]], tuple(places))
 
 
-def _state(view: ChartView, place: Extent, columns: int, status: str, glyphs: Glyphs) -> list[tuple[int, str, str]]:
+def _state(view: ChartView, place: Extent, columns: int, status: str) -> list[tuple[int, str, str]]:
     words = ["all steps" if view.span is None else f"{view.span:,.0f} steps"]
     words.append("live" if view.following and place.live else "paused")
     words += [status] if status else []
-    text = f" {f' {glyphs.dot} '.join(words)} "
+    text = f" {' · '.join(words)} "
     return [(columns - len(text) - 1, text, "label")]
 
 
@@ -137,28 +134,28 @@ Block = tuple[list[Line], list[tuple[int, str, str]], int]
 """Rows, the labels that its part of the rule carries, and its cells."""
 
 
-def side_by_side(panels: Sequence[Plot], columns: int, room: int, glyphs: Glyphs) -> list[Line]:
+def side_by_side(panels: Sequence[Plot], columns: int, room: int) -> list[Line]:
     """Return the plots in exactly `room` lines of `columns` cells, each as wide as the others."""
     if room < 2 or not panels:
         return [fit((), columns)] * max(room, 0)
     sizes = widths(columns, len(panels))
-    blocks = [(*draw_plot(item, size, room - 1, glyphs), size) for item, size in zip(panels, sizes, strict=True)]
-    return beside(blocks, columns, room - 1, glyphs)
+    blocks = [(*draw_plot(item, size, room - 1), size) for item, size in zip(panels, sizes, strict=True)]
+    return beside(blocks, columns, room - 1)
 
 
-def beside(blocks: Sequence[Block], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def beside(blocks: Sequence[Block], columns: int, rows: int) -> list[Line]:
     """Return blocks of `rows` lines side by side under one rule."""
     labels: list[tuple[int, str, str]] = []
     start = 0
     for index, (_, own, size) in enumerate(blocks):
-        labels += [(start - 1, glyphs.tee, "rule")] if index else []
+        labels += [(start - 1, "┬", "rule")] if index else []
         labels += [(start + at, text, role) for at, text, role in own]
         start += size + 1
-    lines = [rule(columns, glyphs.horizontal, *labels)]
+    lines = [rule(columns, *labels)]
     for place in range(rows):
         pieces: list[Piece] = []
         for index, (body, _, size) in enumerate(blocks):
-            pieces += [Piece(glyphs.vertical, "rule")] if index else []
+            pieces += [Piece("│", "rule")] if index else []
             pieces += fit(body[place], size)
         lines.append(fit(pieces, columns))
     return lines

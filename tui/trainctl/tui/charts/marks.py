@@ -11,7 +11,6 @@ from trainctl.tui.commands import verb_registry
 from trainctl.tui.state import run_events
 from trainctl.tui.state.run_events import Change, changes_of_ranks
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text.glyphs import Glyphs
 
 MAX_MARKS = 9
 
@@ -50,7 +49,7 @@ def of_run(state: ViewState) -> tuple[Mark | Change, ...]:
 
 
 def draw_marks(
-    canvas: Canvas, marks: Sequence[Mark | Change], glyphs: Glyphs, titled: int, x_of: Callable[[int], float] = float
+    canvas: Canvas, marks: Sequence[Mark | Change], titled: int, x_of: Callable[[int], float] = float
 ) -> tuple[Placed, Mapping[int, str]]:
     """Draw the verticals, a step's at `x_of` it. The numbers for the title rule, and the generations by column.
 
@@ -60,9 +59,9 @@ def draw_marks(
     marked = _at_columns(canvas, {x_of(mark.step): mark.number for mark in marks if isinstance(mark, Mark)})
     changes = _at_columns(canvas, {x_of(mark.step): mark.generation for mark in marks if isinstance(mark, Change)})
     for column in marked:
-        canvas.under(column, glyphs.mark, "mark")
+        canvas.under(column, "┊", "mark")
     for column in changes:
-        canvas.under(column, glyphs.change, "label")
+        canvas.under(column, "╎", "label")
     numbers = _apart(marked, canvas.frame.columns)
     for column, number in numbers:
         if column < titled:
@@ -124,9 +123,7 @@ def _room(column: int, size: int, taken: Collection[int], within: range, beside:
     return None
 
 
-def overrun(
-    canvas: Canvas, highs: Sequence[tuple[Floats, Floats]], glyphs: Glyphs, taken: Collection[int] | None = None
-) -> None:
+def overrun(canvas: Canvas, highs: Sequence[tuple[Floats, Floats]], taken: Collection[int] | None = None) -> None:
     """Write the number of the highest value that has no room at the top, after an arrow so that it isn't taken for a
     mark's; `highs` are lines as arrays of x and of heights.
 
@@ -138,7 +135,7 @@ def overrun(
     over = np.isfinite(heights) & (heights > frame.y1)
     if over.any():
         place = int(np.argmax(np.where(over, heights, -np.inf)))
-        text = f"{'^' if glyphs.ascii_only else glyphs.up}{heights[place]:.3g}"
+        text = f"↑{heights[place]:.3g}"
         start = _free_cells(canvas, frame.column_of(float(columns[place])), len(text), taken)
         if start is not None:
             canvas.put(start, 0, text, "axis")

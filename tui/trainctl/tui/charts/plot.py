@@ -12,7 +12,6 @@ from trainctl.tui.charts.canvas import Canvas, Curve, Frame
 from trainctl.tui.charts.marks import Mark, draw_marks, mark_columns, name_changes, overrun, text_columns
 from trainctl.tui.charts.traces import Shape, Trace, shape
 from trainctl.tui.state.run_events import Change
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells
 
 LEAST_COLUMNS = 24
@@ -106,10 +105,10 @@ def plot_rows(plot: Plot, rows: int) -> int:
     return rows - 1 if plot.with_axis and rows >= (6 if plot.small else 5) else rows
 
 
-def plot_margins(plot: Plot, made: Prepared, columns: int, glyphs: Glyphs) -> Margins:
+def plot_margins(plot: Plot, made: Prepared, columns: int) -> Margins:
     """Return the cells it needs beside its dots; charts above each other take the widest of each."""
     left = max((len(words) for words in made.labels.values()), default=4) + 1
-    names = [len(_name(trace, plot, glyphs)) for trace in plot.traces]
+    names = [len(_name(trace, plot)) for trace in plot.traces]
     right = max((size + 1 for size in names if size), default=0)
     return Margins(left, right if columns - left - right >= (12 if plot.small else LEAST_COLUMNS) else 0)
 
@@ -126,36 +125,36 @@ def _span(plot: Plot, shapes: Sequence[Shape]) -> tuple[float, float] | None:
 
 
 def draw_plot(
-    plot: Plot, columns: int, rows: int, glyphs: Glyphs, made: Prepared | None = None, room: Margins | None = None
+    plot: Plot, columns: int, rows: int, made: Prepared | None = None, room: Margins | None = None
 ) -> tuple[list[Line], list[tuple[int, str, str]]]:
     """Return the chart's rows, and the labels its title rule carries: (cell, text, role)."""
     made = made or prepare(plot, rows)
-    room = room or plot_margins(plot, made, columns, glyphs)
+    room = room or plot_margins(plot, made, columns)
     role = "accent" if plot.focused else "title"
-    lead = glyphs.cursor if plot.focused else glyphs.horizontal
+    lead = "▸" if plot.focused else "─"
     title = [(0, f"{lead} {plot.title} ", role)]
     inner = columns - room.left - room.right
     if rows < 1 or inner < 4 or made.span is None:
         words = Piece(f"  {plot.empty_text}", "dim")
         return [fit((words,) if row == rows // 2 else (), columns) for row in range(max(rows, 0))], title
     x0, x1 = plot.edges
-    frame = Frame(x0, x1, *made.span, inner, plot_rows(plot, rows), glyphs.ascii_only)
+    frame = Frame(x0, x1, *made.span, inner, plot_rows(plot, rows))
     canvas = Canvas(frame)
     _strokes(canvas, plot, made.shapes)
-    _points(canvas, plot, made.shapes, glyphs)
-    if _lettered(plot, glyphs):
+    _points(canvas, plot, made.shapes)
+    if _lettered(plot):
         _letters(canvas, plot, made.shapes)
     if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1:
-        canvas.under(frame.column_of(float(plot.axis.to_x(plot.crosshair))), glyphs.vertical, "strong")
+        canvas.under(frame.column_of(float(plot.axis.to_x(plot.crosshair))), "│", "strong")
     titled = len(title[0][1]) - room.left
-    numbers, changes = draw_marks(canvas, plot.marks, glyphs, titled, lambda step: float(plot.axis.to_x(step)))
+    numbers, changes = draw_marks(canvas, plot.marks, titled, lambda step: float(plot.axis.to_x(step)))
     highs = [(item.x, item.high) for item in made.shapes]
     if plot.small:
-        overrun(canvas, highs, glyphs, mark_columns(plot.marks, frame))
+        overrun(canvas, highs, mark_columns(plot.marks, frame))
     names = name_changes(canvas, changes, titled, text_columns(numbers))
     if not plot.small:
-        overrun(canvas, highs, glyphs)
-    lines = _assemble(canvas, plot, made, room, glyphs)
+        overrun(canvas, highs)
+    lines = _assemble(canvas, plot, made, room)
     if plot_rows(plot, rows) < rows:
         lines.append(_steps_line(frame, room, columns) if plot.small else _axis_line(plot, frame, room, columns))
     title += [(room.left + column, words, "label") for column, words in names]
@@ -183,7 +182,7 @@ def _strokes(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
         canvas.stroke(curve, alone=True)
 
 
-def _points(canvas: Canvas, plot: Plot, shapes: Sequence[Shape], glyphs: Glyphs) -> None:
+def _points(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
     """Draw single values; what isn't finite at the top, and at the bottom what a logarithm has no place for."""
     frame = canvas.frame
     for trace, item in zip(plot.traces, shapes, strict=True):
@@ -191,11 +190,11 @@ def _points(canvas: Canvas, plot: Plot, shapes: Sequence[Shape], glyphs: Glyphs)
             values = item.last if plot.small else item.mean
             for x, height in zip(item.x.tolist(), values.tolist(), strict=True):
                 if math.isfinite(height):
-                    canvas.put(frame.column_of(x), frame.row_of(height), glyphs.point, trace.role)
+                    canvas.put(frame.column_of(x), frame.row_of(height), "◆", trace.role)
         for x in item.undrawn.tolist():
-            canvas.put(frame.column_of(x), frame.rows - 1, glyphs.down if not glyphs.ascii_only else "v", "warning")
+            canvas.put(frame.column_of(x), frame.rows - 1, "↓", "warning")
         for x in item.broken.tolist():
-            canvas.put(frame.column_of(x), 0, glyphs.nonfinite, "bad")
+            canvas.put(frame.column_of(x), 0, "✕", "bad")
 
 
 def _letters(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
@@ -210,15 +209,15 @@ def _letters(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
                 due = column + _LETTER_CELLS
 
 
-def _lettered(plot: Plot, glyphs: Glyphs) -> bool:
-    return glyphs.letters and sum(trace.letter != "" for trace in plot.traces) > 1
+def _lettered(plot: Plot) -> bool:
+    return sum(trace.letter != "" for trace in plot.traces) > 1
 
 
-def _name(trace: Trace, plot: Plot, glyphs: Glyphs) -> str:
-    return f"{trace.letter} {trace.label}" if trace.letter and trace.label and _lettered(plot, glyphs) else trace.label
+def _name(trace: Trace, plot: Plot) -> str:
+    return f"{trace.letter} {trace.label}" if trace.letter and trace.label and _lettered(plot) else trace.label
 
 
-def _ends(plot: Plot, made: Prepared, frame: Frame, glyphs: Glyphs) -> dict[int, tuple[str, str]]:
+def _ends(plot: Plot, made: Prepared, frame: Frame) -> dict[int, tuple[str, str]]:
     """Return each line's name and role by the row of its last value in view, or the nearest free one; what finds none
     is left out."""
     wanted = []
@@ -226,7 +225,7 @@ def _ends(plot: Plot, made: Prepared, frame: Frame, glyphs: Glyphs) -> dict[int,
         heights = item.last if plot.small else item.smoothed if len(item.smoothed) else item.mean
         found = np.flatnonzero(np.isfinite(heights))
         if trace.label and len(found):
-            wanted.append((float(heights[found[-1]]), _name(trace, plot, glyphs), trace.role))
+            wanted.append((float(heights[found[-1]]), _name(trace, plot), trace.role))
     placed: dict[int, tuple[str, str]] = {}
     for height, name, role in sorted(wanted, key=lambda item: -item[0]):
         home = frame.row_of(height)
@@ -236,10 +235,10 @@ def _ends(plot: Plot, made: Prepared, frame: Frame, glyphs: Glyphs) -> dict[int,
     return placed
 
 
-def _assemble(canvas: Canvas, plot: Plot, made: Prepared, room: Margins, glyphs: Glyphs) -> list[Line]:
+def _assemble(canvas: Canvas, plot: Plot, made: Prepared, room: Margins) -> list[Line]:
     frame = canvas.frame
     labels = {frame.row_of(height): words for height, words in made.labels.items()}
-    ends = _ends(plot, made, frame, glyphs) if room.right else {}
+    ends = _ends(plot, made, frame) if room.right else {}
     lines = []
     for row, drawn in enumerate(canvas.lines()):
         name, role = ends.get(row, ("", "text"))

@@ -179,7 +179,7 @@ def traces(chart: Chart, view: ChartView, sources: Sources, place: Extent) -> tu
                 role,
                 axis,
                 style.points,
-                string.ascii_letters[index % 52],
+                string.ascii_letters[index % 52] if sources.state.lettered else "",
                 pick.metric,
                 sparse=style.sparse,
             )

@@ -14,7 +14,6 @@ from trainctl.tui.charts.traces import Reading, Trace, reading
 from trainctl.tui.state import run_events
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.formatting import duration
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, line, shorten, spread, width
 
 
@@ -27,31 +26,29 @@ class Note:
     text: str
 
 
-def notes(state: ViewState, glyphs: Glyphs) -> list[Note]:
+def notes(state: ViewState) -> list[Note]:
     """Return the numbered commands with their before and after."""
     numbers = numbered(state)
     return [
-        Note(event.step, numbers[event.id], clean(_change(event, glyphs)))
+        Note(event.step, numbers[event.id], clean(_change(event)))
         for event in state.run_events
         if event.id in numbers and event.step is not None and run_events.took_effect(event)
     ]
 
 
-def _change(event: Event, glyphs: Glyphs) -> str:
-    said = event_prose.brief(event.data).replace(event_prose.ARROW, glyphs.arrow)
+def _change(event: Event) -> str:
+    said = event_prose.brief(event.data).replace(event_prose.ARROW, "→")
     return f"{' '.join(word for word in (event.verb, said) if word)} by {event.by or '-'}"
 
 
-def lines(
-    plot: Plot, axes: Mapping[Kind, Axis], found: Sequence[Note], columns: int, rows: int, glyphs: Glyphs
-) -> list[Line]:
+def lines(plot: Plot, axes: Mapping[Kind, Axis], found: Sequence[Note], columns: int, rows: int) -> list[Line]:
     """Return exactly `rows` lines of `columns` cells: where the crosshair is with the mark nearest to it, then the
     values; without a crosshair the newest in view."""
     at = plot.crosshair if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1 else None
     head = _where(plot, at, axes) if at is not None else line(Piece("newest in view", "label"))
     x = float(plot.axis.to_x(at)) if at is not None else None
-    drawn = [spread(head, _nearest(plot, found, at, columns - width(head) - 2, glyphs), columns)]
-    values = [_value(trace, x, plot, glyphs) for trace in plot.traces]
+    drawn = [spread(head, _nearest(plot, found, at, columns - width(head) - 2), columns)]
+    values = [_value(trace, x, plot) for trace in plot.traces]
     for row in range(1, rows):
         taken = _fitting(values, columns - (2 if row == rows - 1 else 0))
         drawn.append(groups(values[:taken], columns))
@@ -94,24 +91,24 @@ def _moment(axis: Axis, x: float, zone: datetime.tzinfo | None) -> str:
     return f"{day} {time}"
 
 
-def _nearest(plot: Plot, found: Sequence[Note], at: float | None, columns: int, glyphs: Glyphs) -> Line:
+def _nearest(plot: Plot, found: Sequence[Note], at: float | None, columns: int) -> Line:
     inside = [note for note in found if plot.first <= note.step <= plot.last]
     if not inside or columns < 16:
         return ()
     note = min(inside, key=lambda item: abs(item.step - at) if at is not None else -item.step)
     head = line(Piece(f"{note.number} ", "mark"), f"@{note.step:,} ")
-    return (*head, Piece(shorten(note.text, columns - width(head), glyphs.ellipsis)))
+    return (*head, Piece(shorten(note.text, columns - width(head))))
 
 
-def _value(trace: Trace, x: float | None, plot: Plot, glyphs: Glyphs) -> Line:
+def _value(trace: Trace, x: float | None, plot: Plot) -> Line:
     """Return `a studio 1.81 1.84 1.90`: a line's lowest, mean and highest value there, one where they are the same."""
     name = trace.label or metric_of(trace.metric).title
-    lettered = f"{trace.letter} " if glyphs.letters and len(plot.traces) > 1 and not trace.points else ""
+    lettered = f"{trace.letter} " if trace.letter and len(plot.traces) > 1 and not trace.points else ""
     head = Piece(f"{lettered}{name} ", trace.role)
     read = reading(trace, x if x is not None else _end(trace, plot))
     if read is None:
         return line(head, Piece("n/a", "dim"))
-    flaw = f" {glyphs.nonfinite} not finite" if read.broken else ""
+    flaw = " ✕ not finite" if read.broken else ""
     return line(head, *_words(read, trace, style_of(trace.metric).words), Piece(flaw, "bad"))
 
 

@@ -79,7 +79,7 @@ def doctor(
         return code
     for finding in found:
         if not quiet or finding.level != "ok":
-            output.say(f"{finding.level:<4}  {output.arrowed(output.one_line(line(finding)))}")
+            output.say(f"{finding.level:<4}  {output.one_line(line(finding))}")
     output.say(", ".join(f"{counts[level]} {level}" for level in LEVELS))
     return code
 
@@ -240,5 +240,5 @@ def _show(node: str, found: Calibration) -> None:
         output.say(f"{name:<18}{text}")
     when = tables.date_and_time(earlier.created_at) if earlier is not None else ""
     for line in calibration_lines.slower_lines(node, earlier, profile, when):
-        output.say(output.arrowed(line))
+        output.say(line)
     output.say("")

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from trainctl.protocol import errors
 from trainctl.protocol.machine.standard_streams import LossyStream
 from trainctl.protocol.wire.codec import encode_json
+from trainctl.tui.text.ascii import to_ascii
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 + SIGINT, as a shell says it."""
@@ -74,13 +75,13 @@ def emit_error(code: str, text: str, problems: Sequence[str] = (), **fields: Any
 
 def say(text: str) -> None:
     """Print lines on standard output and flush it."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{shown_on(sys.stdout, text)}\n")
     sys.stdout.flush()
 
 
 def tell(text: str) -> None:
     """Print a note for people on standard error. Scripts read only standard output."""
-    sys.stderr.write(f"{one_line(text)}\n")
+    sys.stderr.write(f"{shown_on(sys.stderr, one_line(text))}\n")
     sys.stderr.flush()
 
 
@@ -113,13 +114,13 @@ def log_text(text: str, *, raw: bool) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "\n" if char == "\r" else "" for char in text)
 
 
-def arrowed(text: str) -> str:
-    """Write every arrow as →, or as -> if standard output's encoding lacks it."""
+def shown_on(stream: TextIO, text: str) -> str:
+    """Return text in ASCII where the stream's encoding lacks one of its characters."""
     try:
-        "→".encode(sys.stdout.encoding or "ascii")
+        text.encode(stream.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
-        return text.replace("→", "->")
-    return text.replace(" -> ", " → ")
+        return to_ascii(text)
+    return text
 
 
 TICK_SECONDS = 0.5

@@ -32,7 +32,6 @@ from trainctl.tui.cli.runs import Run, RunAtAgent
 from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.commands.forecast import forecast
 from trainctl.tui.state.rank_speed import live_ranks
-from trainctl.tui.text.glyphs import UNICODE
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -230,7 +229,7 @@ def _say_what_follows(lead: str, order: command.Order) -> None:
     with contextlib.suppress(TrainctlError):
         found = _asked(lead, order)
         if not found.refused:  # the reply says why
-            output.tell(output.arrowed(f"{order.verb}: {output.one_line(forecast(found, UNICODE))}"))
+            output.tell(f"{order.verb}: {output.one_line(forecast(found))}")
 
 
 def _dry_run(addresses: Sequence[str], order: command.Order, *, json: bool) -> int:
@@ -239,8 +238,8 @@ def _dry_run(addresses: Sequence[str], order: command.Order, *, json: bool) -> i
     found = _asked(agent_call.find_lead(addresses, order.run), order)
     fields = msgspec.to_builtins(found)
     names = (field for field in found.__struct_fields__ if field not in ("rid", "v"))
-    text = f"{order.verb}: {'would be refused: ' if found.refused else ''}{forecast(found, UNICODE)}"
-    output.answer(output.arrowed(output.one_line(text)), json=json, **{name: fields[name] for name in names})
+    text = f"{order.verb}: {'would be refused: ' if found.refused else ''}{forecast(found)}"
+    output.answer(output.one_line(text), json=json, **{name: fields[name] for name in names})
     return RefusedError.exit_code if found.refused else 0
 
 

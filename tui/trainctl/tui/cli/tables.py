@@ -26,7 +26,7 @@ from trainctl.protocol.messages import (
     Viewer,
     WorkSummary,
 )
-from trainctl.tui.cli.output import arrowed, one_line
+from trainctl.tui.cli.output import one_line
 from trainctl.tui.state import rank_speed, run_events
 from trainctl.tui.text import formatting as fmt
 from trainctl.tui.text import run_lines
@@ -239,7 +239,7 @@ def alerts_table(alerts: Sequence[AlertView]) -> str:
 
     ordered = sorted(alerts, key=lambda alert: (held(alert) != "open", -alert.raised_at))
     rows = [
-        (alert.id, alert.severity, date_and_time(alert.raised_at), held(alert), arrowed(f"{alert.node} {alert.text}"))
+        (alert.id, alert.severity, date_and_time(alert.raised_at), held(alert), f"{alert.node} {alert.text}")
         for alert in ordered
     ]
     return table(("ID", "SEVERITY", "SINCE", "STATE", "WHAT"), rows)
@@ -248,7 +248,7 @@ def alerts_table(alerts: Sequence[AlertView]) -> str:
 def _alert_lines(told: Alerts | None) -> list[str]:
     """Return the alerts that call for somebody, a line each."""
     return [
-        arrowed(f"alert      since {time_of_day(alert.raised_at)}  {one_line(f'{alert.node} {alert.text}')}")
+        f"alert      since {time_of_day(alert.raised_at)}  {one_line(f'{alert.node} {alert.text}')}"
         for alert in (told.alerts if told is not None else ())
         if alert.acknowledged_by is None and not alert.muted
     ]
@@ -322,15 +322,13 @@ def step_line(step: StepCommitted, run: RunView | None = None) -> str:
 def event_line(event: Event) -> str:
     """Return an event as a line: time, who caused it, and its text."""
     mark = f"{event.severity.upper()} " if event.severity in ("warning", "error") else ""
-    return clean(
-        f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {arrowed(run_events.event_words(event))}"
-    ).rstrip()
+    return clean(f"{time_of_day(event.at)}  {mark}{event.by or 'auto'}  {run_events.event_words(event)}").rstrip()
 
 
 def sample_line(sample: Sample) -> str:
     """Return a prompt and the model's answer as a line."""
     prompt, answer = one_line(sample.prompt), one_line(sample.answer)
-    return arrowed(f"{time_of_day(sample.at)}  sample at step {sample.step:,}  {prompt} → {answer}")
+    return f"{time_of_day(sample.at)}  sample at step {sample.step:,}  {prompt} → {answer}"
 
 
 def reply_line(verb: str, reply: CommandReply, node: str | None = None) -> str:
@@ -342,7 +340,7 @@ def reply_line(verb: str, reply: CommandReply, node: str | None = None) -> str:
         change = f": {reply.after} (no change: already set)" if change and reply.before == reply.after else change
         if node and change and f"{node}=" not in change:
             change = change.replace(": ", f": {node} ", 1)
-        return arrowed(one_line(f"{verb} applied{at}{change}"))
+        return one_line(f"{verb} applied{at}{change}")
     if reply.state == "accepted":
         return f"{verb} accepted, id {reply.id}"
     field = f"{reply.field}: " if reply.field and not reply.reason.startswith(f"{reply.field}:") else ""

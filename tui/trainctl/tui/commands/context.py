@@ -19,7 +19,6 @@ from trainctl.tui.commands.forms import Progress
 from trainctl.tui.state.live_feed import LogFeed
 from trainctl.tui.state.source import Source
 from trainctl.tui.state.view_state import AlertBell, Clock, ViewState
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, line, plain
 
 T = TypeVar("T")
@@ -52,7 +51,6 @@ class ProgressView(Protocol):
 class AppContext(Protocol):
     """The full-screen program, as what it shows sees it."""
 
-    glyphs: Glyphs
     clock: Clock
     address: str
     alert_bell: AlertBell
@@ -158,6 +156,6 @@ def _report(app: AppContext, progress: forms.Progress) -> None:
     verb, node, reply = progress.order.verb, progress.order.node, progress.reply
     if reply is not None and progress.applied:
         name = f"{verb} {clean(node)}" if node else verb
-        app.show_outcome(line(Piece(f"{name} ", "strong"), *forms.applied_line(reply, app.glyphs)))
+        app.show_outcome(line(Piece(f"{name} ", "strong"), *forms.applied_line(reply)))
     else:
-        app.notify(f"{verb}: {plain(forms.progress_line(progress, app.glyphs))}", severity="error", markup=False)
+        app.notify(f"{verb}: {plain(forms.progress_line(progress))}", severity="error", markup=False)

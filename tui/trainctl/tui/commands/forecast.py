@@ -6,19 +6,18 @@ from trainctl.protocol.messages import DryRun, RankForecast
 from trainctl.protocol.messages.verbs import VERBS
 from trainctl.tui.text import formatting
 from trainctl.tui.text.formatting import gigabytes
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean
 
 
-def forecast(found: DryRun, glyphs: Glyphs) -> str:
+def forecast(found: DryRun) -> str:
     """Return in one line what a command would do, or why it would be refused."""
     if found.refused:
         return clean(f"{found.field}: {found.refused}" if found.field not in (None, "verb", "run") else found.refused)
     verb = VERBS[found.verb]
     advising = ", ".join(found.advising)
     parts = [
-        _change(found, glyphs),
-        *([] if not found.ranks else [_step(found, glyphs), _memory(found.ranks)]),
+        _change(found),
+        *([] if not found.ranks else [_step(found), _memory(found.ranks)]),
         f"at step {found.step:,}" if found.step and verb.scope == "edit" else "",
         {"speed": "curve unchanged", "optimisation": "changes the curve"}.get(verb.affects, ""),
         f"policy {advising} will only advise" if advising else "",
@@ -26,19 +25,18 @@ def forecast(found: DryRun, glyphs: Glyphs) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _change(found: DryRun, glyphs: Glyphs) -> str:
+def _change(found: DryRun) -> str:
     """Return what changes: shares, micro-batches, or what the verb is about."""
-    arrow, changes = glyphs.arrow, []
+    changes = []
     if found.verb in ("set-lr", "set-global-batch") and found.before and found.after:
-        changes.append(f"{'lr' if found.verb == 'set-lr' else 'G'} {found.before} {arrow} {found.after}")
+        changes.append(f"{'lr' if found.verb == 'set-lr' else 'G'} {found.before} → {found.after}")
     moved = [
-        f"{clean(one.node)} {_count(one.share_before)} {arrow} {_count(one.share)}"
+        f"{clean(one.node)} {_count(one.share_before)} → {_count(one.share)}"
         for one in found.ranks
         if one.share_before != one.share
     ]
     sizes = [
-        f"{clean(one.node)} {_passes(one.share_before, one.micro_before, glyphs)} {arrow}"
-        f" {_passes(one.share, one.micro, glyphs)}"
+        f"{clean(one.node)} {_passes(one.share_before, one.micro_before)} → {_passes(one.share, one.micro)}"
         for one in found.ranks
         if one.share_before == one.share and one.micro_before != one.micro
     ]
@@ -48,7 +46,7 @@ def _change(found: DryRun, glyphs: Glyphs) -> str:
     if found.before is not None and found.before == found.after:
         return "no change: already set"
     if found.after:
-        return clean(f"{found.before} {arrow} {found.after}" if found.before else found.after)
+        return clean(f"{found.before} → {found.after}" if found.before else found.after)
     return VERBS[found.verb].summary
 
 
@@ -56,13 +54,13 @@ def _count(share: int | None) -> str:
     return "0" if share is None else str(share)
 
 
-def _passes(share: int | None, micro: int | None, glyphs: Glyphs) -> str:
+def _passes(share: int | None, micro: int | None) -> str:
     """Return `4×2`: the samples of a pass, and how many passes a share takes."""
-    return f"{micro}{glyphs.times}{-(-share // micro)}" if share and micro else "0"
+    return f"{micro}×{-(-share // micro)}" if share and micro else "0"
 
 
-def _step(found: DryRun, glyphs: Glyphs) -> str:
-    step = seconds_change(found.step_seconds_before, found.step_seconds, glyphs.arrow)
+def _step(found: DryRun) -> str:
+    step = seconds_change(found.step_seconds_before, found.step_seconds)
     return step or "step time isn't known yet"
 
 
@@ -86,10 +84,10 @@ def few(parts: Sequence[str]) -> str:
     return ", ".join(parts[:3] if more else parts) + more
 
 
-def seconds_change(now: float | None, then: float | None, arrow: str) -> str:
+def seconds_change(now: float | None, then: float | None) -> str:
     """Return `predicted 3.06 → 2.99 s`; nothing where one of them isn't known."""
     if now is None or then is None:
         return ""
     before, after = formatting.seconds(now), formatting.seconds(then)
     same = before.rpartition(" ")[2] == after.rpartition(" ")[2]
-    return f"predicted {before.partition(' ')[0] if same else before} {arrow} {after}"
+    return f"predicted {before.partition(' ')[0] if same else before} → {after}"

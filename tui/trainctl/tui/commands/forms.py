@@ -10,7 +10,6 @@ from trainctl.tui.commands import verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import FormField, Proposal, VerbDescription
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, line
 
 
@@ -136,9 +135,9 @@ def order_of(asked: Form, values: Mapping[str, str]) -> Order:
     return Order(asked.verb, args, node, asked.run, asked.if_plan, asked.id, undoes=asked.undoes)
 
 
-def progress_line(progress: Progress, glyphs: Glyphs) -> Line:
+def progress_line(progress: Progress) -> Line:
     """Return `sent → accepted → applied @ step 120 micro 8 → 4`, or where it stopped and why."""
-    arrow = Piece(f" {glyphs.arrow} ", "dim")
+    arrow = Piece(" → ", "dim")
     parts = [Piece("sent", "label")]
     if progress.accepted:
         parts += [arrow, Piece("accepted", "accent")]
@@ -146,28 +145,28 @@ def progress_line(progress: Progress, glyphs: Glyphs) -> Line:
         return line(*parts, arrow, Piece(f"no answer: {clean(progress.problem)}", "bad"))
     reply = progress.reply
     if reply is None or reply.state == "accepted":
-        return line(*parts, Piece(f" {glyphs.ellipsis}", "dim"))
+        return line(*parts, Piece(" …", "dim"))
     if reply.state == "applied":
-        return line(*parts, arrow, *applied_line(reply, glyphs))
+        return line(*parts, arrow, *applied_line(reply))
     where = f"{reply.field}: " if reply.field else ""
     return line(*parts, arrow, Piece(f"{reply.state}: {clean(where + (reply.reason or 'no reason given'))}", "bad"))
 
 
-def applied_line(reply: CommandReply, glyphs: Glyphs) -> Line:
+def applied_line(reply: CommandReply) -> Line:
     """Return when a command was applied and what it changed: `applied @ step 120  micro 8 → 4`."""
     at = f" @ step {reply.step:,}" if reply.step is not None else ""
-    change = f"  {clean(reply.before)} {glyphs.arrow} {clean(reply.after)}" if reply.before and reply.after else ""
+    change = f"  {clean(reply.before)} → {clean(reply.after)}" if reply.before and reply.after else ""
     return line(Piece(f"applied{at}", "good"), change)
 
 
-def preview(order: Order, state: ViewState, glyphs: Glyphs) -> Piece:
+def preview(order: Order, state: ViewState) -> Piece:
     """Return in one line what the command would do to the run now; or, marked as bad, why the agent will refuse it."""
-    problem, described, run = _refusal(order, state, glyphs), verb_registry.of(order.verb), state.run
+    problem, described, run = _refusal(order, state), verb_registry.of(order.verb), state.run
     if problem:
         return Piece(problem, "bad")
     if run is None or described.preview is None:
         return Piece(VERBS[order.verb].summary, "strong")
-    return Piece(described.preview(Proposal(order, state, run, glyphs)), "strong")
+    return Piece(described.preview(Proposal(order, state, run)), "strong")
 
 
 def changes_nothing(order: Order, state: ViewState) -> bool:
@@ -175,7 +174,7 @@ def changes_nothing(order: Order, state: ViewState) -> bool:
     return state.run is not None and verb_registry.of(order.verb).changes_nothing(order, state.run)
 
 
-def _refusal(order: Order, state: ViewState, glyphs: Glyphs) -> str:
+def _refusal(order: Order, state: ViewState) -> str:
     described, run = verb_registry.of(order.verb), state.run
     if run is None:
         return "no active run" if described.acts_on in ("active run", "any run") else ""
@@ -183,4 +182,4 @@ def _refusal(order: Order, state: ViewState, glyphs: Glyphs) -> str:
         return clean(why)
     if described.acts_on == "active run" and not state.active:
         return f"the run has {'failed' if run.state == 'failed' else 'ended'}"
-    return described.refused(Proposal(order, state, run, glyphs))
+    return described.refused(Proposal(order, state, run))

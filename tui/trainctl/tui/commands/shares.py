@@ -259,10 +259,10 @@ def with_micro(seat: Seat, micro: int, tried: Tried) -> Seat:
     return replace(seat, model=StepModel.linear(rate, seat.model.floor_seconds))
 
 
-def seconds_change(now: float | None, then: float | None, arrow: str) -> str:
+def seconds_change(now: float | None, then: float | None) -> str:
     """Return `predicted 3.06 → 2.99 s`; nothing where one of them isn't known."""
     if now is None or then is None:
         return ""
     before, after = formatting.seconds(now), formatting.seconds(then)
     same = before.rpartition(" ")[2] == after.rpartition(" ")[2]
-    return f"predicted {before.partition(' ')[0] if same else before} {arrow} {after}"
+    return f"predicted {before.partition(' ')[0] if same else before} → {after}"

@@ -11,7 +11,6 @@ from trainctl.tui.state import series
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.formatting import seconds
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean
 
 ActsOn = Literal["active run", "any run", "alerts", "new run"]
@@ -53,7 +52,6 @@ class Proposal:
     order: Order
     state: ViewState
     run: RunView
-    glyphs: Glyphs
 
 
 @dataclass(frozen=True)
@@ -132,35 +130,31 @@ def few(parts: Sequence[str]) -> str:
     return ", ".join(parts[:3] if more else parts) + more
 
 
-def moved(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs) -> str:
+def moved(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int]) -> str:
     """Return what each node of `after` has and gets, and the step and memory that makes; `before` is who takes part
     now."""
     changed = [
-        f"{clean(seat.node)} {seat.share} {glyphs.arrow} {share}"
+        f"{clean(seat.node)} {seat.share} → {share}"
         for seat, share in zip(after, wanted, strict=True)
         if seat.share != share
     ]
     if not changed:
         return "same split as now; curve unchanged"
-    return joined(few(changed), *outcome(before, after, wanted, glyphs), "curve unchanged")
+    return joined(few(changed), *outcome(before, after, wanted), "curve unchanged")
 
 
-def micros_changed(
-    before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs
-) -> str:
+def micros_changed(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int]) -> str:
     """Return the micro-batches in force that change with these shares; empty if none of them was chosen."""
     parts = [
-        f"{clean(old.node)} {old.micro_in_force} {glyphs.arrow} {min(new.micro_batch, share)}"
+        f"{clean(old.node)} {old.micro_in_force} → {min(new.micro_batch, share)}"
         for old, new, share in zip(before, after, wanted, strict=True)
         if new.micro_batch != old.micro_batch and min(new.micro_batch, share) != old.micro_in_force
     ]
     return f"micro-batch {few(parts)}" if parts else ""
 
 
-def outcome(
-    before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int], glyphs: Glyphs
-) -> tuple[str, str]:
+def outcome(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int]) -> tuple[str, str]:
     """Return the step's length with these shares, and whether they fit into the memory."""
     now, then = shares.group_seconds(before, [seat.share for seat in before]), shares.group_seconds(after, wanted)
-    step = shares.seconds_change(now, then, glyphs.arrow) or "step time isn't known yet"
+    step = shares.seconds_change(now, then) or "step time isn't known yet"
     return step, shares.fits(after, wanted, [seat.micro_batch for seat in after])

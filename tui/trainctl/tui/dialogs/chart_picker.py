@@ -13,7 +13,6 @@ from trainctl.tui.charts import metrics
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, ChartView, Pick, with_chart
 from trainctl.tui.dialogs.popup import Dialog
 from trainctl.tui.text.formatting import count, loss
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import LAST_LOSS
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, key_words, line, shorten
 from trainctl.tui.widgets.fields import InputField
@@ -97,29 +96,29 @@ def toggled(view: ChartView, what: Pick | str) -> ChartView:
     return with_chart(view, Chart(picks, chart.log, chart.smoothing))
 
 
-def picker_lines(picker: Picker, view: ChartView, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def picker_lines(picker: Picker, view: ChartView, columns: int, rows: int) -> list[Line]:
     """Return exactly `rows` lines: the choices left around the cursor, each with whether it is drawn; a click toggles
     it."""
     left = picker.left
     cursor = min(picker.cursor, max(len(left) - 1, 0))
     start = min(max(cursor - rows // 2, 0), max(len(left) - rows, 0))
     shown = range(start, len(left))[:rows]
-    lines = [_row(left[index], index, index == cursor, view, columns, glyphs) for index in shown]
+    lines = [_row(left[index], index, index == cursor, view, columns) for index in shown]
     if not left:
         lines = [line(Piece("no match", "dim"))]
     return filled(lines, columns, rows)
 
 
-def _row(choice: PickerEntry, index: int, here: bool, view: ChartView, columns: int, glyphs: Glyphs) -> Line:
+def _row(choice: PickerEntry, index: int, here: bool, view: ChartView, columns: int) -> Line:
     is_run = isinstance(choice.what, str)
     on = choice.what in view.runs if is_run else choice.what in view.chart.picks
     press = f"screen.turn({index})"
-    lead = glyphs.cursor if here else " "
+    lead = "▸" if here else " "
     name = f"run {choice.name}" if is_run else choice.name
     size = max(_NAME_CELLS, len(name) + 1) if is_run else _NAME_CELLS
     body = f"{lead} [{'x' if on else ' '}] {name.ljust(size)} {choice.detail}"
     role = "cursor" if here else "strong" if on else "text"
-    return fit((Piece(shorten(body, columns, glyphs.ellipsis).ljust(columns), role, press),), columns)
+    return fit((Piece(shorten(body, columns).ljust(columns), role, press),), columns)
 
 
 _MOST_ROWS = 24
@@ -168,7 +167,7 @@ class ChartPicker(Dialog[None]):
         rows = max(min(len(self.picker.choices), _MOST_ROWS, self.size.height - _FRAME_ROWS), 1)
         hints = (("enter", "or click shows or hides it"), ("up down", "choose"), ("esc", "done"))
         keys = [key_words(key, words) for key, words in hints]
-        listed = picker_lines(self.picker, self._view, self.cells, rows, self._glyphs)
+        listed = picker_lines(self.picker, self._view, self.cells, rows)
         return [*listed, (), groups(keys, self.cells)]
 
     @property

@@ -22,7 +22,6 @@ from trainctl.tui.commands.forms import changes_nothing, preview
 from trainctl.tui.commands.targets import is_local, run_file
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, Dialog
 from trainctl.tui.state.view_state import Clock
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, folded, key_words, labelled, line, plain, wrap
 from trainctl.tui.widgets.fields import Choice, InputField
 
@@ -78,7 +77,7 @@ class CommandDialog(OrderDialog):
         for item in self.form.fields:
             name = f"field-{item.name}"
             field = (
-                Choice(item.choices, item.value, self._glyphs, id=name)
+                Choice(item.choices, item.value, id=name)
                 if item.choices
                 else InputField(item.value, placeholder=item.if_empty, id=name, compact=True, select_on_focus=True)
             )
@@ -170,7 +169,7 @@ class CommandDialog(OrderDialog):
 
     def finding(self, order: Order) -> Piece:
         """Return what the command would do."""
-        return preview(order, self.owner.shown, self._glyphs)
+        return preview(order, self.owner.shown)
 
     def _say(self, finding: Piece) -> None:
         self._finding = finding
@@ -184,7 +183,7 @@ class CommandDialog(OrderDialog):
         if form.if_plan is not None:
             against = f"based on plan v{form.if_plan}; refused if the plan changes first"
             lines += [line(Piece(row, "dim")) for row in wrap(against, cells)]
-        return [*lines, (), *folded(self._last_line(), cells, _LAST_ROWS, self._glyphs.ellipsis)]
+        return [*lines, (), *folded(self._last_line(), cells, _LAST_ROWS)]
 
     def _last_line(self) -> Line:
         if self.blocked:
@@ -221,16 +220,16 @@ class CommandDialog(OrderDialog):
         self.owner.send_order(self.order, self)
 
     def telling(self, progress: forms.Progress) -> list[Line]:
-        return [(), *followed(progress, self.owner.clock, self._glyphs, self.cells), (), CLOSES]
+        return [(), *followed(progress, self.owner.clock, self.cells), (), CLOSES]
 
 
-def followed(progress: forms.Progress, clock: Clock, glyphs: Glyphs, columns: int) -> list[Line]:
+def followed(progress: forms.Progress, clock: Clock, columns: int) -> list[Line]:
     """Return a command that was sent: what it says, when, and how far it has come, in lines of at most `columns`
     cells."""
     lines: list[Line] = [line(Piece(text, "strong")) for text in wrap(arguments.spoken(progress.order), columns)]
     lines.append(line(Piece(f"{clock.time_of(progress.sent_at)} ", "dim")))
     role = "bad" if progress.ended else "accent"
-    return lines + [line(Piece(row, role)) for row in wrap(plain(forms.progress_line(progress, glyphs)), columns)]
+    return lines + [line(Piece(row, role)) for row in wrap(plain(forms.progress_line(progress)), columns)]
 
 
 class StartDialog(CommandDialog):

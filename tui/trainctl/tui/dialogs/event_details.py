@@ -11,7 +11,6 @@ from trainctl.tui.dialogs.popup import CLOSES, Popup
 from trainctl.tui.state import effects
 from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text.formatting import moment
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, key_words, labelled
 
 _NAME_CELLS = 12
@@ -23,7 +22,6 @@ def lines(
     undoing: undo.Inverse | str,
     clock: Clock,
     columns: int,
-    glyphs: Glyphs,
     undid: Event | None = None,
 ) -> list[Line]:
     """Return every field that is set, wrapped; `undoing` is the inverse command or why there is none."""
@@ -32,7 +30,7 @@ def lines(
         ("when", f"{at:%A %d %B %Y, %H:%M:%S}" if at is not None else ""),
         ("who", event.by),
         ("what", event.verb or event.kind),
-        ("text", event.text.replace(event_prose.ARROW, glyphs.arrow)),
+        ("text", event.text.replace(event_prose.ARROW, "→")),
         ("step", f"{event.step:,}" if event.step is not None else ""),
         ("generation", str(event.generation) if event.generation is not None else ""),
         ("before", event.before or ""),
@@ -40,7 +38,7 @@ def lines(
         ("outcome", event.outcome or ""),
         ("severity", "" if event.severity == "info" else event.severity),
         ("undoes", f"{undid.verb} @{undid.step or 0:,}" if undid is not None else ""),
-        ("effect", effects.figures(effect, event, glyphs) if event.kind == "command" or effect is not None else ""),
+        ("effect", effects.figures(effect, event) if event.kind == "command" or effect is not None else ""),
         ("alert id", getattr(event.data, "id", "")),
         ("command id", event.command or ""),
     ]

@@ -12,7 +12,6 @@ from textual.widget import Widget
 
 from trainctl.tui.commands.context import AppContext, KeyHint, context_of
 from trainctl.tui.commands.forms import Progress
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, folded, key_words, line
 from trainctl.tui.widgets.line_view import Lines
 
@@ -36,7 +35,6 @@ class Dialog(ModalScreen[T]):
     Dialog:ansi { background: transparent; }
     Dialog #dialog { width: 76; max-width: 100%; height: auto; max-height: 100%; padding: 0 2; border: round $accent;
       border-title-color: $accent; border-title-style: bold; background: $surface; }
-    Dialog.ascii #dialog { border: ascii $accent; }
     Dialog VerticalScroll { height: auto; max-height: 100%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "close", priority=True)]
@@ -66,10 +64,6 @@ class Dialog(ModalScreen[T]):
         return context_of(self)
 
     @property
-    def _glyphs(self) -> Glyphs:
-        return self.owner.glyphs
-
-    @property
     def cells(self) -> int:
         """Return columns that the text has."""
         return min(self.CELLS, self.app.size.width - SIDES)
@@ -87,10 +81,9 @@ class Dialog(ModalScreen[T]):
 
     def content(self) -> Iterable[Widget]:
         """Return what is in the box."""
-        yield Lines(self._glyphs, id="dialog-text", grow=True)
+        yield Lines(id="dialog-text", grow=True)
 
     def on_mount(self) -> None:
-        self.set_class(self._glyphs.ascii_only, "ascii")
         self.refresh_text()
 
     def refresh_text(self) -> None:
@@ -143,7 +136,7 @@ class Chooser(Popup[int]):
 
     def _rows_of(self, index: int) -> list[Line]:
         press, role = f"screen.pick({index})", "cursor" if index == self.cursor else "text"
-        texts = folded(line(Piece(self.choices[index], role, press)), self.cells - 3, 2, self._glyphs.ellipsis)
+        texts = folded(line(Piece(self.choices[index], role, press)), self.cells - 3, 2)
         heads = (f" {index + 1} ", "   ")
         rows = [
             fit((Piece(head, "key", press), *text), self.cells, role) for head, text in zip(heads, texts, strict=False)

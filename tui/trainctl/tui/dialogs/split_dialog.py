@@ -16,7 +16,6 @@ from trainctl.tui.dialogs.command_dialog import CommandDialog, OrderDialog, foll
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, SIDES
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.formatting import NA, percent, seconds, used_of
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import (
     Line,
     Piece,
@@ -44,36 +43,36 @@ def _widths(cells: int) -> tuple[int, int]:
     return (_NODE, _BAR) if cells >= SPLIT_CELLS else (min(cells - _OTHERS, _NODE), 0)
 
 
-def split_rows(split: Split, room: int, glyphs: Glyphs, cells: int) -> list[Line]:
+def split_rows(split: Split, room: int, cells: int) -> list[Line]:
     """Return the table with its sum; of more nodes than `room` those around the chosen one."""
     first = min(max(split.chosen - room + 1, 0), max(len(split.seats) - room, 0))
     name, bar = _widths(cells)
     head = f"{'':2}{'NODE':{name}}{'SAMPLES':>11} {'PART':>5} {'':{bar}}{'OWN/S':>7}{'STEP':>9}{'MEM GB':>10}"
     lines = [fit(line(Piece(head, "label")), cells)]
-    lines += [_split_row(split, index, glyphs, cells) for index in range(first, min(first + room, len(split.seats)))]
-    return [*lines, _sum_row(split, glyphs, cells)]
+    lines += [_split_row(split, index, cells) for index in range(first, min(first + room, len(split.seats)))]
+    return [*lines, _sum_row(split, cells)]
 
 
-def _split_row(split: Split, index: int, glyphs: Glyphs, cells: int) -> Line:
+def _split_row(split: Split, index: int, cells: int) -> Line:
     room, bar = _widths(cells)
     seat, share = split.seats[index], split.shares[index]
     chosen = index == split.chosen
-    name = shorten(clean(seat.node), room - 1, glyphs.ellipsis)
+    name = shorten(clean(seat.node), room - 1)
     typing = chosen and split.typed
     number = f"{split.typed}_" if typing else str(share)
     role = "bad" if typing and split.problem else "strong" if share == seat.share else "accent"
     part = share / split.total if split.total else 0.0
     pieces = (
-        Piece(glyphs.cursor.ljust(2) if chosen else "  ", "key"),
+        Piece("▸".ljust(2) if chosen else "  ", "key"),
         Piece(name.ljust(room), "cursor" if chosen else "text", f"screen.pick({index})"),
         Piece(" - ", "key", f"screen.give({index}, -1)"),
         *pad_left((Piece(number, role),), 5),
         Piece(" + ", "key", f"screen.give({index}, 1)"),
         Piece(f" {percent(part):>5} ", "label"),
-        *fit((share_bar(part, bar - 1, glyphs),), bar),
+        *fit((share_bar(part, bar - 1),), bar),
         Piece(f"{_rate(seat):>7}", "text"),
         *pad_left(_seconds(split, index), 9),
-        *pad_left(_memory(split.after[index], share, glyphs), 10),
+        *pad_left(_memory(split.after[index], share), 10),
     )
     return fit(pieces, cells)
 
@@ -89,32 +88,32 @@ def _seconds(split: Split, index: int) -> Line:
     return line(Piece(seconds(took), "dim" if took is None else "strong" if slowest else "text"))
 
 
-def _memory(seat: Seat, share: int, glyphs: Glyphs) -> Line:
+def _memory(seat: Seat, share: int) -> Line:
     """Return the memory as measured, or as predicted for a micro-batch that wasn't in use; a smaller one needs at most
     so much."""
     found = memory_at(seat, share, seat.micro_batch)
     if found is None:
         return line(Piece(NA, "dim"))
     used = used_of(found.bytes, found.cap_bytes)
-    return line(Piece(glyphs.text(f"≤{used}") if found.at_most else used))
+    return line(Piece(f"≤{used}" if found.at_most else used))
 
 
-def _sum_row(split: Split, glyphs: Glyphs, cells: int) -> Line:
+def _sum_row(split: Split, cells: int) -> Line:
     plan = tuple(seat.share for seat in split.seats)
     now, then = group_seconds(split.seats, plan), group_seconds(split.after, split.shares)
     text = f"step {seconds(now)}" if now is not None else "step n/a until each node has measured a step"
     if split.changed and now and then:
         faster = f"{100 * (now / then - 1):+.0f}% {split.unit}/s"
-        text = f"step {seconds(now)} {glyphs.arrow} {seconds(then)}, {faster}"
+        text = f"step {seconds(now)} → {seconds(then)}, {faster}"
     total = f"{sum(split.shares)} of {split.total}"
-    head = f"{'':2}{shorten('together', _widths(cells)[0], ''):{_widths(cells)[0]}}{total:>11}"
+    head = f"{'':2}{'together'[: _widths(cells)[0]]:{_widths(cells)[0]}}{total:>11}"
     return fit(line(Piece(head, "label"), "   ", Piece(text, "strong")), cells)
 
 
-def split_keys(glyphs: Glyphs, cells: int) -> list[Line]:
+def split_keys(cells: int) -> list[Line]:
     """Return what the keys do, in one line or two; a click on one does it."""
     hints = (
-        (f"{glyphs.up}{glyphs.down}" if not glyphs.ascii_only else "j k", " node", ""),
+        ("↑↓", " node", ""),
         ("-+", " move", ""),
         ("0-9 %", " type", ""),
         ("a", " auto", "screen.auto"),
@@ -234,7 +233,7 @@ class SplitDialog(OrderDialog, Repaintable):
     def _table(self) -> list[Line]:
         height, seats = self.app.size.height, len(self.split.seats)
         room = max(height - _OTHER_ROWS, min(seats, height - _LEAST_ROWS), 3)
-        return split_rows(self.split, room, self._glyphs, self.cells) if seats else []
+        return split_rows(self.split, room, self.cells) if seats else []
 
     def asking(self) -> list[Line]:
         """Return the table, what is wrong and the keys; between them, as far as the rows go, what else there is to
@@ -242,7 +241,7 @@ class SplitDialog(OrderDialog, Repaintable):
         form, cells, table = self.form, self.cells, self._table()
         rows = self.app.size.height - 2 - len(table)
         drawn = [line(Piece(text, role)) for said, role in self._remarks() for text in wrap(clean(said), cells)]
-        last = [line(Piece(self.blocked, "warning"))] if self.blocked else split_keys(self._glyphs, cells)
+        last = [line(Piece(self.blocked, "warning"))] if self.blocked else split_keys(cells)
         against = f"based on plan v{form.if_plan}; refused if the plan changes first"
         extra: list[list[Line]] = [
             labelled("changes  ", form.changes, cells),
@@ -259,7 +258,7 @@ class SplitDialog(OrderDialog, Repaintable):
 
     def _remarks(self) -> list[tuple[str, str]]:
         """Return text and role of what stands in the way, and of an Enter that had nothing to send."""
-        chosen = verb_description.micros_changed(self.split.seats, self.split.after, self.split.shares, self._glyphs)
+        chosen = verb_description.micros_changed(self.split.seats, self.split.after, self.split.shares)
         said = [(self.split.problem, "bad"), (self._remark, "warning"), (chosen, "text")]
         if self._outdated:
             run = self.owner.shown.run
@@ -271,7 +270,7 @@ class SplitDialog(OrderDialog, Repaintable):
         return [(text, role) for text, role in said if text]
 
     def telling(self, progress: forms.Progress) -> list[Line]:
-        lines = [*self._table(), (), *followed(progress, self.owner.clock, self._glyphs, self.cells)]
+        lines = [*self._table(), (), *followed(progress, self.owner.clock, self.cells)]
         again = key_words("u", f"{_AGAIN}  ", "screen.undo") if progress.ended else ()
         return [*lines, (), (*again, *CLOSES)]
 

@@ -9,7 +9,6 @@ from trainctl.tui.dialogs.popup import Chooser
 from trainctl.tui.dialogs.split_dialog import dialog_of
 from trainctl.tui.state import run_events
 from trainctl.tui.state.view_state import Clock, ViewState
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean, shorten
 
 
@@ -20,7 +19,7 @@ def offer_undo(app: AppContext) -> None:
     if not found:
         app.notify("nothing to undo: no change of this run can be undone now", severity="warning")
         return
-    words = [_line_of(inverse, app.clock, app.glyphs) for inverse in found]
+    words = [_line_of(inverse, app.clock) for inverse in found]
     chooser = Chooser("undo which change?", words, "opens its dialog")
     app.push_screen(chooser, lambda index: open_undo(app, found[index]) if index is not None else None)
 
@@ -42,10 +41,10 @@ def _form(inverse: undo.Inverse, state: ViewState) -> forms.Form:
     return replace(made, title=f"undo: {made.title}", undoes=order.undoes, remarks=remarks)
 
 
-def _line_of(inverse: undo.Inverse, clock: Clock, glyphs: Glyphs) -> str:
+def _line_of(inverse: undo.Inverse, clock: Clock) -> str:
     event = inverse.event
     at = clock.time_of(event.at)
-    changed = clean(run_events.event_words(event, glyphs.arrow))
+    changed = clean(run_events.event_words(event, "→"))
     return f"{at} {clean(event.by)} {changed}; sends {clean(_sent(inverse))}"
 
 
@@ -72,4 +71,4 @@ def copy_value(app: AppContext, values: Values) -> None:
 def _copy(app: AppContext, name: str, value: str) -> None:
     """Copy by OSC 52, which reaches the clipboard of the terminal that a person sits at, over SSH too."""
     app.copy_to_clipboard(value)
-    app.notify(f"copied {name}: {shorten(clean(value), 60, app.glyphs.ellipsis)}", markup=False)
+    app.notify(f"copied {name}: {shorten(clean(value), 60)}", markup=False)

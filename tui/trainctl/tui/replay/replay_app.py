@@ -20,35 +20,30 @@ from trainctl.tui.screens.base import BaseScreen, StatusBar
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text import formatting
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells, line, width
 
 _ROLES = {"error": "bad", "warning": "warning"}
 
 
-def bar(
-    head: Playhead, at: float, happened: Sequence[Event], clock: Clock, columns: int, glyphs: Glyphs
-) -> tuple[Line, int, int]:
+def bar(head: Playhead, at: float, happened: Sequence[Event], clock: Clock, columns: int) -> tuple[Line, int, int]:
     """Return the line, and the first cell and the length of its slider. Faults and commands are marked on it."""
-    ascii_only = glyphs.ascii_only
-    sign = (">" if head.playing else "=") if ascii_only else ("▶" if head.playing else "‖")
-    left = line(Piece(f"{sign} ", "accent"), Piece(f"{head.speed:g}{'x' if ascii_only else '×'} ", "label"))
+    sign = "▶" if head.playing else "‖"
+    left = line(Piece(f"{sign} ", "accent"), Piece(f"{head.speed:g}× ", "label"))
     day = formatting.clock(at, clock.wall(), clock.zone)
     right = line(Piece(f" {head.step:,}", "strong"), Piece(f"/{head.last:,}", "label"), Piece(f"  {day}", "label"))
     size = max(columns - width(left) - width(right), 4)
-    made = (*left, *from_cells(_track(head, happened, size, ascii_only)), *right)
+    made = (*left, *from_cells(_track(head, happened, size)), *right)
     return fit(made, columns), width(left), size
 
 
-def _track(head: Playhead, happened: Sequence[Event], size: int, ascii_only: bool) -> list[tuple[str, str]]:
-    done, rest, mark, knob = ("=", "-", "!", "O") if ascii_only else ("━", "─", "╪", "●")
+def _track(head: Playhead, happened: Sequence[Event], size: int) -> list[tuple[str, str]]:
     place = cell_of(head, head.step, size)
-    cells = [(done, "accent") if cell < place else (rest, "dim") for cell in range(size)]
+    cells = [("━", "accent") if cell < place else ("─", "dim") for cell in range(size)]
     for event in happened:
         role = _ROLES.get(event.severity) or ("accent" if event.kind == "command" else "")
         if role and event.step:
-            cells[cell_of(head, event.step, size)] = (mark, role)
-    cells[place] = (knob, "strong")
+            cells[cell_of(head, event.step, size)] = ("╪", role)
+    cells[place] = ("●", "strong")
     return cells
 
 
@@ -65,17 +60,15 @@ def step_of(head: Playhead, cell: int, size: int) -> int:
 class ReplayBar(StatusBar):
     """The slider; a click, or the mouse drawn along it, goes there."""
 
-    def __init__(self, source: ReplaySource, go_to: Callable[[int], None], glyphs: Glyphs) -> None:
-        super().__init__(glyphs, id="replay")
+    def __init__(self, source: ReplaySource, go_to: Callable[[int], None]) -> None:
+        super().__init__(id="replay")
         self._source, self._go_to = source, go_to
         self._first_cell, self._cells = 0, 1
 
     def paint(self) -> None:
         source, clock = self._source, context_of(self).clock
         columns = self.app.size.width
-        made, self._first_cell, self._cells = bar(
-            source.head, source.at, source.events_known, clock, columns, self._glyphs
-        )
+        made, self._first_cell, self._cells = bar(source.head, source.at, source.events_known, clock, columns)
         self.show([made])
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
@@ -157,7 +150,7 @@ class ReplayApp(TrainctlApp):
         return "REPLAY SIMULATED" if run is not None and run.simulated else "REPLAY"
 
     def above_bottom(self) -> list[StatusBar]:
-        return [ReplayBar(self.source, self.go_to, self.glyphs)]
+        return [ReplayBar(self.source, self.go_to)]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "replay_arrow":  # other screens' own keys

@@ -48,7 +48,6 @@ from trainctl.protocol.record.checkpoints import ParentCheckpoint
 from trainctl.tui.report.run_facts import Intervention, InterventionKind, PolicyNote
 from trainctl.tui.state import effects, run_events
 from trainctl.tui.state.effects import Effect
-from trainctl.tui.text.glyphs import UNICODE
 
 POLICY: Final = "auto:"
 """The beginning of the author of a policy's command."""
@@ -244,7 +243,7 @@ def policy_notes(events: Sequence[Event], step_at: StepAt, measure: Measure) -> 
 
 def _words(event: Event, measure: Measure) -> str:
     speed = run_events.changes_speed(event)
-    return effects.figures(measure(event) if speed else None, event, UNICODE)
+    return effects.figures(measure(event) if speed else None, event)
 
 
 def lineage(view: RunView | None, events: Sequence[Event], by_files: ParentCheckpoint | None) -> list[str]:

@@ -43,11 +43,9 @@ class AlertsScreen(BaseScreen):
         owner = self.owner
         state = owner.shown
         count = len(state.open_alerts)
-        title = f"{owner.glyphs.horizontal} alerts{f': {count} open' if count else ''} "
-        body = alerts_view.panel_lines(
-            state, self.cursor, owner.clock, columns, rows - 2, owner.glyphs, bell=owner.alert_bell.on
-        )
-        return [self.head(columns), rule(columns, owner.glyphs.horizontal, (0, title, "title")), *body]
+        title = f"─ alerts{f': {count} open' if count else ''} "
+        body = alerts_view.panel_lines(state, self.cursor, owner.clock, columns, rows - 2, bell=owner.alert_bell.on)
+        return [self.head(columns), rule(columns, (0, title, "title")), *body]
 
     def action_move(self, by: int) -> None:
         self.action_choose_at(self.cursor + by)
@@ -109,7 +107,7 @@ class WhyScreen(Popup[None]):
             "m", "mute for an hour  ", "screen.mute"
         )
         if self.progress is not None:
-            lines += [*followed(self.progress, clock, self._glyphs, self.CELLS), ()]
+            lines += [*followed(self.progress, clock, self.CELLS), ()]
         return [*lines, (*(acts if alert else ()), *key_words("esc", "closes  ", "screen.close"))]
 
     def action_acknowledge(self) -> None:

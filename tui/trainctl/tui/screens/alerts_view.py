@@ -7,7 +7,6 @@ from trainctl.protocol.messages import BUSY_PHASES, AlertView, Event, HostReadin
 from trainctl.protocol.messages.events import AlertRaised
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text.formatting import age, duration, seconds, used_of
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import (
     Line,
     Piece,
@@ -97,21 +96,19 @@ _LEAST_DETAIL = 9
 """Rows that what is known of the chosen alert gets at least, where there are so many."""
 
 
-def overview_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def overview_lines(state: ViewState, clock: Clock, columns: int, rows: int) -> list[Line]:
     """Return at most `rows` lines of alerts that call for somebody; of more than that, the last line counts the
     rest."""
     calling = state.calling
     shown = calling if len(calling) <= rows else calling[: rows - 1]
-    lines = [
-        overview_line(alert, clock, columns, glyphs, key="w " if not index else "") for index, alert in enumerate(shown)
-    ]
+    lines = [overview_line(alert, clock, columns, key="w " if not index else "") for index, alert in enumerate(shown)]
     if len(shown) < len(calling) and rows:
-        text = f"{glyphs.ellipsis} {len(calling) - len(shown)} more alerts: a shows them"
+        text = f"… {len(calling) - len(shown)} more alerts: a shows them"
         lines.append(fit(line(Piece(text, "warning", "app.show('alerts')")), columns))
     return lines
 
 
-def overview_line(alert: AlertView, clock: Clock, columns: int, glyphs: Glyphs, *, key: str = "") -> Line:
+def overview_line(alert: AlertView, clock: Clock, columns: int, *, key: str = "") -> Line:
     """Return `14:31 ALERT mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz w why`; a click asks why."""
     word, role = ALERT_WORDS[alert.severity]
     why = f"app.why({alert.id!r})"
@@ -119,8 +116,8 @@ def overview_line(alert: AlertView, clock: Clock, columns: int, glyphs: Glyphs, 
     head = line(Piece(f"{at} ", "dim", why), Piece(f"{word} ", role, why))
     tail = line(Piece(f"  {key}", "key", why), Piece("why", "label", why))
     room = max(columns - width(head) - width(tail) - 1, 1)
-    text = glyphs.text(clean(f"{alert.node} {alert.text}".strip()))
-    body = Piece(shorten(text, room, glyphs.ellipsis), role, why)
+    text = clean(f"{alert.node} {alert.text}".strip())
+    body = Piece(shorten(text, room), role, why)
     return fit(spread((*head, body), tail, columns), columns)
 
 
@@ -134,9 +131,7 @@ def without_open(state: ViewState) -> tuple[Event, ...]:
     return tuple(event for event in state.run_events if not is_above(event))
 
 
-def panel_lines(
-    state: ViewState, cursor: int, clock: Clock, columns: int, rows: int, glyphs: Glyphs, *, bell: bool
-) -> list[Line]:
+def panel_lines(state: ViewState, cursor: int, clock: Clock, columns: int, rows: int, *, bell: bool) -> list[Line]:
     """Return exactly `rows` lines: the open alerts, and below them what is known of the one at the cursor."""
     alerts = state.open_alerts
     if not alerts:
@@ -148,9 +143,9 @@ def panel_lines(
         head = f"  {'':<6}{'SINCE':<13}{'NODE':<{_node_cells(columns)}}{'KIND':<12}WHAT"
         lines = [line(Piece(head, "label"))]
         for index, alert in enumerate(alerts[start : start + room], start):
-            lines.append(_row(alert, index, clock, columns, glyphs, chosen=index == cursor))
-        label = f"{glyphs.horizontal} {alert_title(alerts[cursor])} "
-        lines.append(rule(columns, glyphs.horizontal, (0, label, "title")))
+            lines.append(_row(alert, index, clock, columns, chosen=index == cursor))
+        label = f"─ {alert_title(alerts[cursor])} "
+        lines.append(rule(columns, (0, label, "title")))
         lines += [(Piece("  "), *pieces) for pieces in detail_lines(alerts[cursor], state, clock, columns - 2)]
     return [
         *filled(lines, columns, rows - 1),
@@ -162,17 +157,17 @@ def _node_cells(columns: int) -> int:
     return 9 if columns < 100 else 14
 
 
-def _row(alert: AlertView, index: int, clock: Clock, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
+def _row(alert: AlertView, index: int, clock: Clock, columns: int, *, chosen: bool) -> Line:
     word, role = ALERT_WORDS[alert.severity]
     node_cells = _node_cells(columns)
     held = held_words(alert, short=columns < 100)
     quiet = "dim" if held else "text"
     since = clock.time_of(alert.raised_at)
     ago = age(max(clock.wall() - alert.raised_at, 0.0))
-    node = shorten(clean(alert.node or "run"), node_cells - 1, glyphs.ellipsis)
+    node = shorten(clean(alert.node or "run"), node_cells - 1)
     head = f"{since} {ago}"
     left = (
-        Piece(glyphs.cursor if chosen else " ", "key"),
+        Piece("▸" if chosen else " ", "key"),
         Piece(" "),
         Piece(f"{word:<6}", "dim" if held else role),
         Piece(f"{shorten(head, 12):<13}", "label"),
@@ -181,7 +176,7 @@ def _row(alert: AlertView, index: int, clock: Clock, columns: int, glyphs: Glyph
     )
     right = line(Piece(f"  {held}" if held else "", "dim"))
     room = max(columns - width(left) - width(right) - bool(held), 1)
-    body = Piece(shorten(glyphs.text(clean(alert.text)), room, glyphs.ellipsis), quiet if held else role)
+    body = Piece(shorten(clean(alert.text), room), quiet if held else role)
     pieces = fit(spread((*left, body), right, columns) if held else (*left, body), columns)
     pieces = tuple(piece._replace(action=f"screen.choose_at({index})") for piece in pieces)
     if not chosen:

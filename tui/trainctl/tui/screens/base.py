@@ -86,10 +86,10 @@ class BaseScreen(Screen[Any], Repaintable):
         return frozenset()
 
     def compose(self) -> ComposeResult:
-        yield self.BODY(self.owner.glyphs, id="body")
+        yield self.BODY(id="body")
         yield from self.between()
         yield from self.owner.above_bottom()
-        yield CommandBar(self.owner.glyphs)
+        yield CommandBar()
 
     def action_back(self) -> None:
         """Undo what narrows the view, or leave the screen."""
@@ -139,7 +139,7 @@ class BaseScreen(Screen[Any], Repaintable):
     def head(self, columns: int, state: ViewState | None = None) -> Line:
         """Return the first line: of the run shown, or of another state."""
         owner = self.owner
-        return header.lines(state or owner.shown, owner.clock, columns, owner.glyphs, rows=2, badge=owner.badge)[0]
+        return header.lines(state or owner.shown, owner.clock, columns, rows=2, badge=owner.badge)[0]
 
     def values(self) -> Values:
         """Return what `y` copies: the likeliest first."""

@@ -17,7 +17,6 @@ from trainctl.tui.screens.calibration_lines import number
 from trainctl.tui.screens.node import ChosenRankScreen
 from trainctl.tui.state.series import Window
 from trainctl.tui.text.formatting import gigabytes
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line, rule
 from trainctl.tui.widgets.theme import rank_role
 
@@ -59,7 +58,7 @@ class CalibrationScreen(ChosenRankScreen):
             return [self.head(columns), *no_profile(node or "NODE", columns, rows - 1)][:rows]
         when = owner.clock.time_of(profiles[0].created_at)
         role = rank_role(row.place)
-        body = profile_lines(node, profiles, columns, rows - 1, owner.glyphs, role, when)
+        body = profile_lines(node, profiles, columns, rows - 1, role, when)
         return [self.head(columns), *body][:rows]
 
     def turned(self) -> None:
@@ -73,16 +72,16 @@ LEAST_CHART_ROWS: Final = 8
 
 
 def profile_lines(
-    node: str, profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str, when: str
+    node: str, profiles: Sequence[DeviceProfile], columns: int, rows: int, role: str, when: str
 ) -> list[Line]:
     """Return exactly `rows` lines: `profiles` are those of one kind, newest first; `when`: the time of the newest."""
     newest = profiles[0]
-    title = [(0, f"{glyphs.horizontal} calibration ", "title"), (14, f" {node} ", role)]
+    title = [(0, "─ calibration ", "title"), (14, f" {node} ", role)]
     title.append((16 + len(node), f"{when} ", "label"))
-    below = [*_facts(newest), *_slower(profiles, glyphs)]
+    below = [*_facts(newest), *_slower(profiles)]
     charts = max(LEAST_CHART_ROWS, min(rows - 1 - len(below), rows * 2 // 3))
-    lines = [rule(columns, glyphs.horizontal, *title)]
-    lines += beside(_charts(profiles, columns, charts - 1, glyphs, role), columns, charts - 1, glyphs)
+    lines = [rule(columns, *title)]
+    lines += beside(_charts(profiles, columns, charts - 1, role), columns, charts - 1)
     lines += [fit(one, columns) for one in below]
     return filled(lines, columns, rows)
 
@@ -93,7 +92,7 @@ def no_profile(node: str, columns: int, rows: int) -> list[Line]:
     return filled([line(Piece(text, "dim"))], columns, rows)
 
 
-def _charts(profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: Glyphs, role: str) -> list[Block]:
+def _charts(profiles: Sequence[DeviceProfile], columns: int, rows: int, role: str) -> list[Block]:
     blocks = []
     kinds: tuple[tuple[str, Callable[[Pass], float | None]], ...] = (
         ("samples/s by micro-batch", lambda one: one.rate),
@@ -101,7 +100,7 @@ def _charts(profiles: Sequence[DeviceProfile], columns: int, rows: int, glyphs: 
     )
     for (title, value), width in zip(kinds, widths(columns, 2), strict=True):
         item = _plot(title, profiles, value, role)
-        body, labels = draw_plot(item, width, rows, glyphs)
+        body, labels = draw_plot(item, width, rows)
         blocks.append((body, labels, width))
     return blocks
 
@@ -144,9 +143,6 @@ def _facts(profile: DeviceProfile) -> list[Line]:
     return [line(Piece(f"{name:<18}", "label"), text) for name, text in rows]
 
 
-def _slower(profiles: Sequence[DeviceProfile], glyphs: Glyphs) -> list[Line]:
+def _slower(profiles: Sequence[DeviceProfile]) -> list[Line]:
     found = slower(profiles[1], profiles[0]) if len(profiles) > 1 else []
-    return [
-        line(Piece(f"slower: {one.what} {number(one.before)} {glyphs.arrow} {number(one.now)}", "warning"))
-        for one in found
-    ]
+    return [line(Piece(f"slower: {one.what} {number(one.before)} → {number(one.now)}", "warning")) for one in found]

@@ -84,7 +84,7 @@ def slower_lines(node: str, earlier: DeviceProfile | None, profile: DeviceProfil
     """Return a line for each rate that has fallen since an earlier profile, made at `when`."""
     found = slower(earlier, profile) if earlier is not None else []
     return [
-        f"{node} is slower than on {when}: {one.what} {number(one.before)} -> {number(one.now)}"
+        f"{node} is slower than on {when}: {one.what} {number(one.before)} → {number(one.now)}"
         f" ({-100 * one.fraction:.0f} %)"
         for one in found
     ]

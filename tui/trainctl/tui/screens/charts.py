@@ -19,7 +19,6 @@ from trainctl.tui.charts.viewport import ACTIONS, ChartView, Extent, Pick, focus
 from trainctl.tui.dialogs.chart_picker import MOST_RUNS, ChartPicker, Picker, choices_of, toggled
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.series import Window
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line
 from trainctl.tui.widgets.line_view import ChartArea
 
@@ -94,7 +93,7 @@ class ChartsScreen(BaseScreen):
         return plots.extent(self.view, self.sources, self._drawn.columns or max(self.size.width - _MARGIN_CELLS, 1))
 
     def lines(self, columns: int, rows: int) -> list[Line]:
-        owner, state = self.owner, self.owner.shown
+        state = self.owner.shown
         self._turn_to(state.run)
         self._compare()
         head = self.head(columns)
@@ -102,7 +101,7 @@ class ChartsScreen(BaseScreen):
             words = line(Piece("no run yet: trainctl run RUN.toml starts one", "dim"))
             return [head, *[fit(words if row == 0 else (), columns) for row in range(rows - _HEAD_ROWS)]]
         self._tails = history.collected(self._tails, state, self.view.charts)
-        self._draw(columns, rows - _HEAD_ROWS, owner.glyphs)
+        self._draw(columns, rows - _HEAD_ROWS)
         self._want()
         return [head, *self._drawn.lines]
 
@@ -124,7 +123,7 @@ class ChartsScreen(BaseScreen):
             others = tuple(run for run in chosen if run != self._run)
             self.view = replace(self.view, runs=others[-MOST_RUNS:])
 
-    def _draw(self, columns: int, rows: int, glyphs: Glyphs) -> None:
+    def _draw(self, columns: int, rows: int) -> None:
         """Draw again only when something that it shows has changed."""
         state = self.owner.shown
         shown = (
@@ -133,7 +132,6 @@ class ChartsScreen(BaseScreen):
             state.events,
             state.run,
             self.view,
-            glyphs,
             self._problem,
             columns,
             rows,
@@ -144,16 +142,16 @@ class ChartsScreen(BaseScreen):
             return
         self._shown = shown
         for _ in range(2 if not self._drawn.places else 1):  # at first the columns are a guess
-            self._drawn = self._stacked(columns, rows, glyphs)
+            self._drawn = self._stacked(columns, rows)
 
-    def _stacked(self, columns: int, rows: int, glyphs: Glyphs) -> Drawn:
+    def _stacked(self, columns: int, rows: int) -> Drawn:
         sources, extent = self.sources, self.extent
         wanted = layout.window_of_charts(self.view, rows - layout.READOUT_ROWS - 1)
         drawn = plots_of(self.view, sources, extent, wanted)
         elapsed = bool(self.view.runs)
         axes: dict[Kind, Axis] = {kind: sources.axis(self._run, kind, elapsed=elapsed) for kind in KINDS[1:]}
-        notes, shown = readout.notes(sources.state, glyphs), list(zip(wanted, drawn, strict=True))
-        return layout.draw(shown, self.view, extent, axes, notes, columns, rows, glyphs, self._problem)
+        notes, shown = readout.notes(sources.state), list(zip(wanted, drawn, strict=True))
+        return layout.draw(shown, self.view, extent, axes, notes, columns, rows, self._problem)
 
     # ------------------------------------------------------------ what is asked for
 
@@ -172,7 +170,6 @@ class ChartsScreen(BaseScreen):
         """Return by run the request for what is in view; a run laid over that is new is asked for whole first."""
         extent = self.extent
         spans = plots.spans(self.view, self.sources, extent)
-        across = 1 if self.owner.glyphs.ascii_only else 2
         metrics = history.needed(self.view.charts)
         made = {}
         for run, span in spans.items():
@@ -180,7 +177,7 @@ class ChartsScreen(BaseScreen):
             if known is None or known.coarse is None:
                 span = (1.0, float(known.run.step if known is not None else 1))
             newest = known.run.step if known is not None else 1
-            made[run] = history.ask_of(run, metrics, span, newest, across * extent.columns)
+            made[run] = history.ask_of(run, metrics, span, newest, 2 * extent.columns)
         return made
 
     def _identity(self, ask: Ask) -> tuple[object, ...]:

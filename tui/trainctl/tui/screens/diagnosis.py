@@ -42,10 +42,10 @@ class DiagnosisScreen(PolledScreen[DiagnosisReply, Finding]):
         return await client.lead.ask(DiagnosisRequest, run)
 
     def heading(self, answer: DiagnosisReply | None) -> str:
-        return diagnosis_view.title(answer, self.owner.glyphs)
+        return diagnosis_view.title(answer)
 
     def table(self, answer: DiagnosisReply, columns: int, rows: int) -> list[Line]:
-        return diagnosis_view.lines(answer, self.cursor, columns, rows, self.owner.glyphs, self._keys())
+        return diagnosis_view.lines(answer, self.cursor, columns, rows, self._keys())
 
     def _keys(self) -> list[Line]:
         if self.chosen is None or not self.chosen.remedies:

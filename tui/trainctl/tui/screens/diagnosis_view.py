@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from trainctl.protocol.messages import CheckedCause, Diagnosis, DiagnosisReply, Finding, Remedy
 from trainctl.tui.commands import verb_registry
 from trainctl.tui.text.formatting import percent
-from trainctl.tui.text.glyphs import UNICODE, Glyphs
 from trainctl.tui.text.styled_line import (
     Line,
     Piece,
@@ -34,12 +33,12 @@ _LEAST_DETAIL = 12
 _ROLES = {"error": "error", "warning": "warning", "info": "text"}
 
 
-def title(told: DiagnosisReply | None, glyphs: Glyphs) -> str:
+def title(told: DiagnosisReply | None) -> str:
     """Return what stands in the rule above the list."""
     if told is None:
-        return f"{glyphs.horizontal} diagnosis "
+        return "─ diagnosis "
     found = told.diagnosis
-    return f"{glyphs.horizontal} diagnosis of steps {found.first_step:,} to {found.step:,} "
+    return f"─ diagnosis of steps {found.first_step:,} to {found.step:,} "
 
 
 def verdict(found: Diagnosis) -> str:
@@ -60,34 +59,32 @@ def _unknown(found: Diagnosis) -> list[str]:
     return [cause for cause in dict.fromkeys(one.cause for one in found.checked) if cause not in judged]
 
 
-def lines(
-    told: DiagnosisReply, cursor: int, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line] = ()
-) -> list[Line]:
+def lines(told: DiagnosisReply, cursor: int, columns: int, rows: int, keys: Sequence[Line] = ()) -> list[Line]:
     """Return exactly `rows` lines; `keys`: of the last line."""
     found = told.diagnosis
     role = _ROLES[found.findings[0].severity] if found.findings else "good"
-    drawn = [line(Piece(text, role)) for text in wrap(clean(glyphs.text(verdict(found))), columns)]
+    drawn = [line(Piece(text, role)) for text in wrap(clean(verdict(found)), columns)]
     if found.findings:
         room = max(rows - len(drawn) - 2 - _LEAST_DETAIL, 1)
         start = min(max(cursor - room + 1, 0), max(len(found.findings) - room, 0))
         shown = enumerate(found.findings[start : start + room], start)
-        drawn += [(), *(_row(finding, at, columns, glyphs, chosen=at == cursor) for at, finding in shown)]
+        drawn += [(), *(_row(finding, at, columns, chosen=at == cursor) for at, finding in shown)]
         chosen = found.findings[cursor]
-        name = shorten(f"{glyphs.horizontal} {clean(chosen.title)} ", columns - 2, glyphs.ellipsis)
-        drawn.append(rule(columns, glyphs.horizontal, (0, name, "title")))
-        drawn += detail(chosen, columns, glyphs)
+        name = shorten(f"─ {clean(chosen.title)} ", columns - 2)
+        drawn.append(rule(columns, (0, name, "title")))
+        drawn += detail(chosen, columns)
     else:
-        drawn += [(), *_checked(found, columns, glyphs)]
+        drawn += [(), *_checked(found, columns)]
     return [*filled(drawn, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
-def _row(finding: Finding, at: int, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
+def _row(finding: Finding, at: int, columns: int, *, chosen: bool) -> Line:
     saved = finding.what_if
     cost = f"{percent(saved.part)} of a step" if saved is not None and saved.saved > 0 else ""
     room = max(columns - 3 - _SEVERITY_CELLS - len(cost), 10)
-    text = shorten(clean(glyphs.text(finding.title)), room - 1, glyphs.ellipsis)
+    text = shorten(clean(finding.title), room - 1)
     cells: Line = (
-        Piece(glyphs.cursor if chosen else " ", "key"),
+        Piece("▸" if chosen else " ", "key"),
         Piece(" "),
         Piece(f"{finding.severity:<{_SEVERITY_CELLS}}", _ROLES[finding.severity]),
         Piece(text.ljust(room), "strong"),
@@ -97,7 +94,7 @@ def _row(finding: Finding, at: int, columns: int, glyphs: Glyphs, *, chosen: boo
     return tuple(piece._replace(role="cursor") if chosen and place else piece for place, piece in enumerate(pieces))
 
 
-def detail(finding: Finding, columns: int, glyphs: Glyphs = UNICODE) -> list[Line]:
+def detail(finding: Finding, columns: int) -> list[Line]:
     """Return one finding in full: what shows it, what a step would take without it, what it is not, and what to do."""
     said: list[tuple[str, str, str]] = [("evidence", text, "text") for text in finding.evidence]
     if finding.what_if is not None and finding.what_if.saying:
@@ -109,7 +106,7 @@ def detail(finding: Finding, columns: int, glyphs: Glyphs = UNICODE) -> list[Lin
     return [
         row
         for name, text, role in _once(said)
-        for row in labelled(f"  {name}".ljust(_LABEL_CELLS), glyphs.text(text), columns, role)
+        for row in labelled(f"  {name}".ljust(_LABEL_CELLS), text, columns, role)
     ]
 
 
@@ -126,16 +123,14 @@ def remedy_command(remedy: Remedy) -> str:
     return f"{remedy.command} (key {key.key})" if key is not None else remedy.command
 
 
-def _checked(found: Diagnosis, columns: int, glyphs: Glyphs) -> list[Line]:
+def _checked(found: Diagnosis, columns: int) -> list[Line]:
     """Return what was looked for, of a run without findings: what isn't known last, and what is the same on all nodes
     once."""
     said = dict.fromkeys((one.result == "unknown", one.cause, _result(one)) for one in found.checked)
     return [
         row
         for is_unknown, cause, text in sorted(said, key=lambda one: one[0])
-        for row in labelled(
-            f"  {cause}".ljust(2 * _LABEL_CELLS), glyphs.text(text), columns, "dim" if is_unknown else "text"
-        )
+        for row in labelled(f"  {cause}".ljust(2 * _LABEL_CELLS), text, columns, "dim" if is_unknown else "text")
     ]
 
 

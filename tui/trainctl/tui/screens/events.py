@@ -130,10 +130,10 @@ class EventsScreen(RowsScreen[EventRow]):
         self.first = min(max(self.first, self.cursor - room + 1), self.cursor, max(len(self.rows) - room, 0))
         shown = range(self.first, min(self.first + room, len(self.rows)))
         part = f"{min(self.first + 1, len(self.rows))}-{shown.stop} of {len(self.rows)}" if self.rows else "none"
-        title = (0, f"{owner.glyphs.horizontal} events: {part} ", "title")
+        title = (0, f"─ events: {part} ", "title")
         events = self.events()
-        context = events_table.Context(owner.clock, owner.glyphs, numbered(owner.shown), undo.undid(events))
-        drawn = [self.head(columns), rule(columns, owner.glyphs.horizontal, title)]
+        context = events_table.Context(owner.clock, numbered(owner.shown), undo.undid(events))
+        drawn = [self.head(columns), rule(columns, title)]
         drawn.append(events_table.head(columns, self.rows, self.order, context))
         table = events_table.lines(self.rows, shown, self.cursor, columns, context)
         self.undoable = self.chosen is not None and isinstance(self.undoing(self.chosen), undo.Inverse)
@@ -181,7 +181,7 @@ class EventsScreen(RowsScreen[EventRow]):
         def made(columns: int) -> list[Line]:
             events = self.events()
             undid, found = undo.undid(events).get(event.id), self.effect(event, events)
-            return event_details.lines(event, found, self.undoing(event), owner.clock, columns, owner.glyphs, undid)
+            return event_details.lines(event, found, self.undoing(event), owner.clock, columns, undid)
 
         self.app.push_screen(event_details.EventDetails(made), self._after_details)
 

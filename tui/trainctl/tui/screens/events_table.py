@@ -17,7 +17,6 @@ from trainctl.tui.state.table_fields import column_title
 from trainctl.tui.state.table_schemas import EventRow
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text.formatting import count
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, plain, shorten, spread, width
 
 _RECENT_WHO_CELLS = 7
@@ -35,26 +34,24 @@ def alert_label(event: Event) -> tuple[str, str]:
     return "ALERT " if event.kind == "alert" else "WARN ", "warning"
 
 
-def recent_lines(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def recent_lines(state: ViewState, clock: Clock, columns: int, rows: int) -> list[Line]:
     """Return the alerts that call for somebody, and after them the newest events, newest first, in exactly `rows`
     lines."""
     numbers = numbered(state)
-    lines = alerts_view.overview_lines(state, clock, columns, max(rows - 1, 1), glyphs)[:rows]
+    lines = alerts_view.overview_lines(state, clock, columns, max(rows - 1, 1))[:rows]
     newest = list(reversed(alerts_view.without_open(state)))[: rows - len(lines)]
-    lines += [event_line(event, state, clock, columns, glyphs, numbers.get(event.id, "")) for event in newest]
+    lines += [event_line(event, state, clock, columns, numbers.get(event.id, "")) for event in newest]
     if not lines and rows:
         lines = [fit(line(Piece("nothing has happened yet", "dim")), columns)]
     return filled(lines, columns, rows)
 
 
-def event_line(event: Event, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, number: str = "") -> Line:
+def event_line(event: Event, state: ViewState, clock: Clock, columns: int, number: str = "") -> Line:
     """Return one event in `columns` cells; its end carries the measured effect and the number of its mark."""
     alert, role = alert_label(event)
     head = line(
         Piece(f"{clock.time_of(event.at)} ", "dim"),
-        Piece(
-            shorten(clean(event.by or "-"), _RECENT_WHO_CELLS, glyphs.ellipsis).ljust(_RECENT_WHO_CELLS) + " ", "label"
-        ),
+        Piece(shorten(clean(event.by or "-"), _RECENT_WHO_CELLS).ljust(_RECENT_WHO_CELLS) + " ", "label"),
         Piece(alert, role),
     )
     measured = effect(state, event) if number else None
@@ -63,7 +60,7 @@ def event_line(event: Event, state: ViewState, clock: Clock, columns: int, glyph
         Piece(f"  {number}" if number else "", "mark"),
     )
     room = max(columns - width(head) - width(tail) - 1, 1)
-    body = Piece(shorten(glyphs.text(clean(event_words(event, glyphs.arrow))), room, glyphs.ellipsis), role)
+    body = Piece(shorten(clean(event_words(event, "→")), room), role)
     return fit(spread((*head, body), tail, columns), columns)
 
 
@@ -95,7 +92,6 @@ class Context:
     """The context that all rows are drawn with: their marks' numbers by event id, and which events undid which."""
 
     clock: Clock
-    glyphs: Glyphs
     numbers: Mapping[int, str] = field(default_factory=dict)
     undid: Mapping[int, Event] = field(default_factory=dict)
 
@@ -114,12 +110,12 @@ def head(columns: int, rows: Sequence[EventRow], order: table_fields.SortOrder, 
             ("by", "WHO", _WHO),
             ("verb", "WHAT", _WHAT),
             ("step", "STEP", step + 2),
-            ("", f"BEFORE {context.glyphs.arrow} AFTER", room),
+            ("", "BEFORE → AFTER", room),
             ("outcome", "OUTCOME", _OUTCOME + 1),
             ("effect", "EFFECT", _EFFECT + 1),
             ("", "MARK", 4),
         ]
-    return fit([column_title(*each, order, context.glyphs) for each in titles], columns)
+    return fit([column_title(*each, order) for each in titles], columns)
 
 
 def lines(rows: Sequence[EventRow], shown: range, cursor: int, columns: int, context: Context) -> list[Line]:
@@ -166,29 +162,27 @@ def _ends(row: EventRow, context: Context) -> Line:
 
 
 def _narrow(row: EventRow, columns: int, when: int, context: Context) -> Line:
-    event, glyphs = row.event, context.glyphs
+    event = row.event
     alert, role = alert_label(event)
-    start = line(Piece(f"{_when(row, context):<{when}} ", "dim"), _who(event, glyphs), Piece(alert, role))
+    start = line(Piece(f"{_when(row, context):<{when}} ", "dim"), _who(event), Piece(alert, role))
     tail = _ends(row, context)
     room = max(columns - width(start) - width(tail) - 1, 1)
-    text = glyphs.text(clean(run_events.event_words(event, glyphs.arrow))) + _undoes(event, context)
+    text = clean(run_events.event_words(event, "→")) + _undoes(event, context)
     struck = "dim" if row.undone else role
-    return spread((*start, Piece(shorten(text, room, glyphs.ellipsis), struck)), tail, columns)
+    return spread((*start, Piece(shorten(text, room), struck)), tail, columns)
 
 
 def _wide(row: EventRow, columns: int, when: int, step: int, context: Context) -> Line:
-    event, glyphs = row.event, context.glyphs
+    event = row.event
     alert, role = alert_label(event)
     room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 9
-    changed = clean(event_prose.brief(event.data).replace(event_prose.ARROW, glyphs.arrow))
-    told = shorten(alert + changed + _undoes(event, context), room - 1, glyphs.ellipsis)
+    changed = clean(event_prose.brief(event.data).replace(event_prose.ARROW, "→"))
+    told = shorten(alert + changed + _undoes(event, context), room - 1)
     outcome = "undone" if row.undone else event.outcome or ""
-    what = shorten(
-        clean(event.verb if event.kind == "command" and event.verb else event.kind), _WHAT - 1, glyphs.ellipsis
-    )
+    what = shorten(clean(event.verb if event.kind == "command" and event.verb else event.kind), _WHAT - 1)
     return line(
         Piece(f"{_when(row, context):<{when}} ", "dim"),
-        _who(event, glyphs),
+        _who(event),
         Piece(what.ljust(_WHAT), "strong" if event.kind == "command" else "text"),
         Piece(f"{count(event.step) if event.step is not None else '-':>{step}}  ", "label"),
         *fit(line(Piece(told, "dim" if row.undone else role)), room),
@@ -203,8 +197,8 @@ def _outcome_role(event: Event, undone: bool) -> str:
     return "good" if event.outcome == "applied" else "bad"
 
 
-def _who(event: Event, glyphs: Glyphs) -> Piece:
-    return Piece(shorten(clean(event.by or "-"), _WHO - 1, glyphs.ellipsis).ljust(_WHO), "label")
+def _who(event: Event) -> Piece:
+    return Piece(shorten(clean(event.by or "-"), _WHO - 1).ljust(_WHO), "label")
 
 
 def _undoes(event: Event, context: Context) -> str:

@@ -7,12 +7,11 @@ from trainctl.tui.charts.metrics import style_of
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.text import formatting
 from trainctl.tui.text.formatting import NA, figure, gigabytes, percent, rate, seconds, used_of
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, line, shorten
 from trainctl.tui.widgets.inline_bars import phase_bar, share_bar, sparkline
 from trainctl.tui.widgets.theme import rank_role
 
-Cell = Callable[[Row, Glyphs, int], Line]
+Cell = Callable[[Row, int], Line]
 """Makes a row's cell in so many columns."""
 _STATE_ROLES = {"run": "good", "paused": "warning", "drained": "dim"}
 _LOUD = {"rejoining": "REJOIN", "late": "LATE", "draining": "DRAIN"}  # as wide as their column
@@ -22,73 +21,73 @@ def _na(text: str, role: str = "text") -> Line:
     return line(Piece(text, "dim" if text == NA else role))
 
 
-def node(row: Row, glyphs: Glyphs, size: int) -> Line:
+def node(row: Row, size: int) -> Line:
     """Return the node's name in the colour of its line in the charts."""
     role = "cursor" if row.selected else "strong" if row.out else rank_role(row.place)
     if row.child:
         return line(Piece(f"  :{row.view.rank}", role))
-    mark = (f"{glyphs.opened} " if row.open else f"{glyphs.cursor} ") if row.members else ""
-    return line(Piece(mark, "key"), Piece(shorten(clean(row.view.node), size - len(mark), glyphs.ellipsis), role))
+    mark = ("▾ " if row.open else "▸ ") if row.members else ""
+    return line(Piece(mark, "key"), Piece(shorten(clean(row.view.node), size - len(mark)), role))
 
 
-def state(row: Row, glyphs: Glyphs, size: int) -> Line:
+def state(row: Row, size: int) -> Line:
     """Return the rank's state, in capitals what wants a look: a rank that is gone, on its way there or back, or one
     that the others wait for."""
     if row.view.state in _LOUD:
         return line(Piece(_LOUD[row.view.state], "warning"))
     if row.lost:
-        return line(Piece(shorten(row.view.state.upper(), size, glyphs.ellipsis), "bad"))
+        return line(Piece(shorten(row.view.state.upper(), size), "bad"))
     if row.hot and row.view.state == "run":
         return line(Piece("HOT", "warning"))
     if row.slow_phase and row.view.state == "run":
         return line(Piece("SLOW", "warning"))
-    return line(Piece(shorten(row.view.state, size, glyphs.ellipsis), _STATE_ROLES.get(row.view.state, "accent")))
+    return line(Piece(shorten(row.view.state, size), _STATE_ROLES.get(row.view.state, "accent")))
 
 
-def device(row: Row, glyphs: Glyphs, size: int) -> Line:
+def device(row: Row, size: int) -> Line:
     backend, kind_and_name = row.view.backend or "", clean(row.view.device or "")
     kind, _, name = kind_and_name.partition(" ")
     for maker in ("NVIDIA ", "Apple ", "GeForce "):
         name = name.removeprefix(maker)
     short = name or kind
     if row.members:
-        short, backend = f"{len(row.members)}{glyphs.times}{short}", backend if size > 12 else ""
+        short, backend = f"{len(row.members)}×{short}", backend if size > 12 else ""
     whole = f"{backend} {short}".strip() if size >= len(backend) + len(short) + 1 else short
-    return _na(shorten(whole, size, glyphs.ellipsis) or NA, "label")
+    return _na(shorten(whole, size) or NA, "label")
 
 
-def share(row: Row, glyphs: Glyphs, size: int) -> Line:
+def share(row: Row, size: int) -> Line:
     count, whole = row.view.share, row.global_batch
     if count is None:
         return _na(NA)
     if not count or not whole:
         return line(str(count))
     words = f"{count:<2} {percent(count / whole)} ".ljust(7)
-    return line(words, share_bar(count / whole, max(size - len(words), 0), glyphs))
+    return line(words, share_bar(count / whole, max(size - len(words), 0)))
 
 
-def micro(row: Row, glyphs: Glyphs, size: int) -> Line:
+def micro(row: Row, size: int) -> Line:
     """Return micro-batch and passes: 8x3."""
     passes = row.passes
     if passes is None:
         return line(Piece("-".center(5), "dim"))
-    return line(Piece(str(passes[0])), Piece(f"{glyphs.times}{passes[1]}", "label"))
+    return line(Piece(str(passes[0])), Piece(f"×{passes[1]}", "label"))
 
 
-def trend(row: Row, glyphs: Glyphs, size: int) -> Line:
-    return line(Piece(sparkline(row.own_rates, size, glyphs), "bar"))
+def trend(row: Row, size: int) -> Line:
+    return line(Piece(sparkline(row.own_rates, size), "bar"))
 
 
-def bar(row: Row, glyphs: Glyphs, size: int) -> Line:
+def bar(row: Row, size: int) -> Line:
     """Return where the step went, or why there is none or none for long."""
     if row.step is None or not row.slowest_seconds or row.says_why:
-        why = shorten(clean(row.view.why), size, glyphs.ellipsis)
+        why = shorten(clean(row.view.why), size)
         role = "warning" if row.out or row.says_why else "accent"
         return line(Piece(why, role)) if why else line(Piece(NA, "dim"))
     return phase_bar(row.step.phases, size, row.slowest_seconds, waited=row.waited or 0.0, loud=row.slow_phase)
 
 
-def memory(row: Row, glyphs: Glyphs, size: int) -> Line:
+def memory(row: Row, size: int) -> Line:
     """Return the peak of its last step, of what it may hold."""
     step = row.step
     used = step.peak_or_held_bytes if step else None
@@ -101,11 +100,11 @@ def memory(row: Row, glyphs: Glyphs, size: int) -> Line:
     return line(Piece(words, "warning" if full else "text"))
 
 
-def age(row: Row, glyphs: Glyphs, size: int) -> Line:
+def age(row: Row, size: int) -> Line:
     return _na(formatting.age(row.age), "warning" if row.old or row.lost else "text")
 
 
-def link(row: Row, glyphs: Glyphs, size: int) -> Line:
+def link(row: Row, size: int) -> Line:
     """Return whether the node's agent is heard, or for how long it hasn't been."""
     if row.link_seconds is not None:
         return line(Piece(f"silent {formatting.age(row.link_seconds)}", "warning"))
@@ -113,7 +112,7 @@ def link(row: Row, glyphs: Glyphs, size: int) -> Line:
 
 
 def text(words: Callable[[Row], str], role: str = "text") -> Cell:
-    return lambda row, glyphs, size: _na(words(row), role)
+    return lambda row, size: _na(words(row), role)
 
 
 def _reading(
@@ -123,7 +122,7 @@ def _reading(
 ) -> Cell:
     """Return a figure of the row's device where it has one, else of its machine; an old one is dimmed."""
 
-    def cell(row: Row, glyphs: Glyphs, size: int) -> Line:
+    def cell(row: Row, size: int) -> Line:
         value = of_gpu(row.gpu) if of_gpu and row.gpu else of_host(row.host) if row.host else None
         return _na(figure(value, spec), "old" if row.host_old else "text")
 
@@ -134,7 +133,7 @@ def metric(one: Metric) -> Cell:
     """Return a rank's or its machine's metric as the charts write it; an old reading is dimmed."""
     style, of_machine = style_of(one.name), one.scope == "host"
 
-    def cell(row: Row, glyphs: Glyphs, size: int) -> Line:
+    def cell(row: Row, size: int) -> Line:
         value = row.value_of(one)
         old = of_machine and row.host_old
         return _na(style.words(None if value is None else value * style.factor), "old" if old else "text")

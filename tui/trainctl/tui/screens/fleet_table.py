@@ -21,7 +21,6 @@ from trainctl.tui.state.table_fields import SortOrder, Table, column_title
 from trainctl.tui.state.table_schemas import FLEET
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text.formatting import NA, compact, gigabytes, rate, seconds
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line, pad_left, plain, width
 
 _WORST_FIRST = (
@@ -163,7 +162,6 @@ def lines(
     state: ViewState,
     clock: Clock,
     columns: int,
-    glyphs: Glyphs,
     *,
     total: bool,
     selected: int | None = None,
@@ -185,9 +183,9 @@ def lines(
         keep = max(room - 2, 0)
         at = next((at for at, row in enumerate(body) if row.selected and not row.open), 0)
         start = min(max(at - keep + 1, 0), len(body) - keep)
-        more = Piece(f"{glyphs.ellipsis} {len(body) - keep} more ranks (up and down show them)", "dim")
+        more = Piece(f"… {len(body) - keep} more ranks (up and down show them)", "dim")
         body, low = body[start : start + keep], [fit((more,), columns)]
-    return [_head(shown, columns, wanted.order, glyphs), *(_body(row, shown, columns, glyphs) for row in body), *low]
+    return [_head(shown, columns, wanted.order), *(_body(row, shown, columns) for row in body), *low]
 
 
 def sortable(state: ViewState, clock: Clock, columns: int, metrics: Sequence[str] = ()) -> list[str]:
@@ -253,22 +251,22 @@ def _metric_columns(wanted: Sequence[str], room: int) -> list[FleetColumn]:
     return [column for column, end in zip(made, ends, strict=True) if end <= room]
 
 
-def _head(shown: list[FleetColumn], columns: int, order: SortOrder, glyphs: Glyphs) -> Line:
+def _head(shown: list[FleetColumn], columns: int, order: SortOrder) -> Line:
     """Return the titles; that of the column that the table is sorted by with an arrow, in its gap where it has no
     room."""
     parts: list[Piece] = []
     for column in shown:
         gap = 0 if column.right else column.gap
         size = column.gap + column.size - gap
-        title = column_title(column.field, column.title, size, order, glyphs, right=column.right)
+        title = column_title(column.field, column.title, size, order, right=column.right)
         parts.append(title._replace(text=" " * gap + title.text))
     return fit(parts, columns)
 
 
-def _body(row: Row, shown: list[FleetColumn], columns: int, glyphs: Glyphs) -> Line:
+def _body(row: Row, shown: list[FleetColumn], columns: int) -> Line:
     parts: list[Piece] = []
-    for column in _with_room_for_why(row, shown, glyphs) if row.says_why else shown:
-        cell = column.cell(row, glyphs, column.size)
+    for column in _with_room_for_why(row, shown) if row.says_why else shown:
+        cell = column.cell(row, column.size)
         cell = pad_left(cell, column.size) if column.right else fit(cell, column.size)
         parts += [Piece(" " * column.gap), *cell] if column.gap else cell
     opens = f"screen.toggle_node({row.view.rank})" if row.members else f"app.node({row.view.rank})"
@@ -282,13 +280,13 @@ def _body(row: Row, shown: list[FleetColumn], columns: int, glyphs: Glyphs) -> L
     )
 
 
-def _with_room_for_why(row: Row, shown: list[FleetColumn], glyphs: Glyphs) -> list[FleetColumn]:
+def _with_room_for_why(row: Row, shown: list[FleetColumn]) -> list[FleetColumn]:
     """Return the columns; where a why is longer than the step's bar, which it stands for, it goes on over those to its
     right that would say n/a."""
     at = next(place for place, column in enumerate(shown) if column.cell is fleet_cells.bar)
     needed = width((Piece(clean(row.view.why)),))
     size, end = shown[at].size, at + 1
-    while size < needed and end < len(shown) - 1 and plain(shown[end].cell(row, glyphs, shown[end].size)) == NA:
+    while size < needed and end < len(shown) - 1 and plain(shown[end].cell(row, shown[end].size)) == NA:
         size, end = size + shown[end].gap + shown[end].size, end + 1
     return [*shown[:at], replace(shown[at], size=size), *shown[end:]]
 

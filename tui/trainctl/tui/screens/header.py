@@ -25,7 +25,6 @@ from trainctl.tui.text.formatting import (
     span,
     used_of,
 )
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import (
     AVERAGE_LOSS,
     EFFICIENCY,
@@ -54,20 +53,18 @@ STATE_ROLES = {
 }
 
 
-def lines(
-    state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, *, rows: int, badge: str = "", address: str = ""
-) -> list[Line]:
+def lines(state: ViewState, clock: Clock, columns: int, *, rows: int, badge: str = "", address: str = "") -> list[Line]:
     """Return the head as `rows` (2 to 4) lines of `columns` cells; `badge` is a word about the screen itself
     ("READ-ONLY"), `address` the agent's, for wide screens."""
     run = state.run
     if run is None:
         return [fit(_without_run(state, clock, columns, badge), columns)] + [fit((), columns)] * (rows - 1)
-    drawn = [_identity(state, run, clock, columns, glyphs, badge), _learning(state, clock, columns, rows, glyphs)]
+    drawn = [_identity(state, run, clock, columns, badge), _learning(state, clock, columns, rows)]
     if rows >= 4:
         drawn.append(groups(rate_pieces(_rates(state, run), RECENT_RATE), columns))
     if rows >= 3:
         at = line(Piece("at ", "label"), clean(address)) if address and columns >= 120 else ()
-        drawn.append(spread(_resources(state, run, clock, columns - width(at) - 1, glyphs), at, columns))
+        drawn.append(spread(_resources(state, run, clock, columns - width(at) - 1), at, columns))
     return [fit(pieces, columns) for pieces in drawn]
 
 
@@ -99,33 +96,33 @@ def _without_run(state: ViewState, clock: Clock, columns: int, badge: str) -> Li
     return spread(groups(left, columns - width(right) - 1), right, columns)
 
 
-def _identity(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs, badge: str) -> Line:
-    right = _corner(state, run, clock, columns, glyphs, badge)
+def _identity(state: ViewState, run: RunView, clock: Clock, columns: int, badge: str) -> Line:
+    right = _corner(state, run, clock, columns, badge)
     room = columns - width(right) - 1
-    left = _progress(state, run, clock, columns, glyphs, brief=False)
-    others = _attached(state, columns, glyphs)
+    left = _progress(state, run, clock, columns, brief=False)
+    others = _attached(state, columns)
     if others and width(groups(left[:5], columns)) + width(others) + 2 <= room:
         right = (*others, Piece("  "), *right)
         room = columns - width(right) - 1
     if width(groups(left[:5], columns)) > room:
-        left = _progress(state, run, clock, columns, glyphs, brief=True)
+        left = _progress(state, run, clock, columns, brief=True)
     return spread(groups(left, room), right, columns)
 
 
-def _attached(state: ViewState, columns: int, glyphs: Glyphs) -> Line:
+def _attached(state: ViewState, columns: int) -> Line:
     """Return `3 attached: anna, cron and you` while somebody else is, the names where there is room."""
     if not state.viewers:
         return ()
     names = list(dict.fromkeys(clean(viewer.by) or "?" for viewer in state.viewers))
-    who = shorten(f": {', '.join(names)} and you", columns // 4, glyphs.ellipsis) if columns >= 100 else ""
+    who = shorten(f": {', '.join(names)} and you", columns // 4) if columns >= 100 else ""
     return line(Piece(f"{len(state.viewers) + 1} attached{who}", "accent"))
 
 
-def _progress(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs, *, brief: bool) -> list[Line]:
+def _progress(state: ViewState, run: RunView, clock: Clock, columns: int, *, brief: bool) -> list[Line]:
     """Return what stands at the left of the first line, the most important first; `brief` leaves the clock time out."""
     done = run.step / run.steps if run.steps else None
     lines = [
-        line(Piece(shorten(clean(run.name), max(columns // 4, 12), glyphs.ellipsis), "strong")),
+        line(Piece(shorten(clean(run.name), max(columns // 4, 12)), "strong")),
         line(_state(state, run, clock)),
         line(Piece(f"{run.step:,}/{count(run.steps)}", "strong")),
         line(Piece(percent(done), "text")),
@@ -156,10 +153,10 @@ def _lead_silent(state: ViewState, run: RunView, clock: Clock) -> float | None:
     return state.silent_for(clock.monotonic()) if state.active and leads and run.kind == "hosted" else None
 
 
-def _corner(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs, badge: str) -> Line:
+def _corner(state: ViewState, run: RunView, clock: Clock, columns: int, badge: str) -> Line:
     silent = connection_piece(state, clock) if _lead_silent(state, run, clock) is None else ()
     alone = silent and (columns < 100 or state.silent_for(clock.monotonic()) is not None)
-    place = () if alone else _place(run, columns, glyphs)
+    place = () if alone else _place(run, columns)
     return groups([silent, alerts_piece(state), place, line(Piece(badge, "warning"))], columns // 2)
 
 
@@ -172,14 +169,14 @@ def alerts_piece(state: ViewState) -> Line:
     return line(Piece(f"{len(calling)} ALERT{'S' if len(calling) > 1 else ''}", role, "app.show('alerts')"))
 
 
-def _place(run: RunView, columns: int, glyphs: Glyphs) -> Line:
+def _place(run: RunView, columns: int) -> Line:
     """Return who leads, by which engine, whether of unlike backends, in which generation; of a guest, that it is
     one."""
     engine = run.kind if run.kind != "hosted" else f"{run.engine} mixed" if run.mixed else run.engine
     words = [clean(run.lead), engine, str(run.generation)]
     if engine == "none" and columns < 100:
         words.remove("none")
-    dot = f" {glyphs.dot} " if columns >= 100 else glyphs.dot
+    dot = " · " if columns >= 100 else "·"
     return line(Piece(dot.join(words), "label"))
 
 
@@ -218,7 +215,7 @@ def _cost(state: ViewState, run: RunView, clock: Clock) -> CostFigures | None:
     return cost_figures(run, last, clock.wall(), _rates(state, run).seconds_left) if run.cost else None
 
 
-def _learning(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: Glyphs) -> Line:
+def _learning(state: ViewState, clock: Clock, columns: int, rows: int) -> Line:
     run, last = state.run, state.last_step
     assert run is not None
     step = last.value if last else None
@@ -229,7 +226,7 @@ def _learning(state: ViewState, clock: Clock, columns: int, rows: int, glyphs: G
     spent = _cost(state, run, clock) if rows < 3 else None  # a head of more lines has one for it
     unit, recent = clean(short_unit(run.rate_unit)), Piece(f"{RECENT_RATE.label} " * (columns >= 100), "label")
     parts = [
-        line(Piece(f"{AVERAGE_LOSS.label} ", "label"), Piece(loss(_loss(state)), "strong"), _trend(state, glyphs)),
+        line(Piece(f"{AVERAGE_LOSS.label} ", "label"), Piece(loss(_loss(state)), "strong"), _trend(state)),
         line(Piece("eval ", "label"), loss(run.eval_loss), *perplexity, Piece(evaluated, "dim")),
         line(Piece("lr ", "label"), learning_rate(run.learning_rate)),
         gradient if spent is None else cost_spent(spent),
@@ -257,19 +254,19 @@ def _norm(value: float | None) -> str:
     return NA if value is None else f"{value:.2f}" if abs(value) < 100 else compact(value)
 
 
-def _trend(state: ViewState, glyphs: Glyphs) -> Piece:
+def _trend(state: ViewState) -> Piece:
     """Return change of the loss over the last thousand steps, or hundred while there aren't a thousand; nothing before
     that."""
     for steps, name in ((1000, "1k"), (100, "100")):
         window = state.window("loss") if steps > 512 else state.lately("loss")
         change = series.trend(window, steps)
         if change is not None:
-            sign = glyphs.up if change > 0.0005 else glyphs.down if change < -0.0005 else glyphs.level
+            sign = "↑" if change > 0.0005 else "↓" if change < -0.0005 else "→"
             return Piece(f" {sign}{abs(100 * change):.1f}%/{name}", "good" if change < 0 else "warning")
     return Piece("")
 
 
-def _resources(state: ViewState, run: RunView, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
+def _resources(state: ViewState, run: RunView, clock: Clock, columns: int) -> Line:
     seen = state.hosts.get(run.lead) or next(iter(state.hosts.values()), None)
     host, now = seen.value if seen else None, clock.wall()
     lag = seconds(state.heartbeat.value.loop_lag_seconds if state.heartbeat else None)
@@ -296,7 +293,7 @@ def _resources(state: ViewState, run: RunView, clock: Clock, columns: int, glyph
         words = run_energy(readings, run, done)
         parts = [*cost_pieces(spent, run.sample_unit, active=not ended, energy=words), *parts]
     if columns >= 150:
-        parts.append(line(Piece(shorten(clean(run.directory), columns // 3, glyphs.ellipsis), "dim")))
+        parts.append(line(Piece(shorten(clean(run.directory), columns // 3), "dim")))
     return groups(parts, columns)
 
 

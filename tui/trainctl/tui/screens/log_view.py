@@ -10,7 +10,6 @@ from trainctl.tui.charts.metrics import rank_names
 from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail, Query
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text.formatting import NA, moment
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, filled, fit, line, shorten, split, width
 from trainctl.tui.widgets.theme import rank_role
 
@@ -50,8 +49,9 @@ class Named:
 def names_of(state: ViewState) -> dict[int, Named]:
     """Return every rank of the run shown, in the colour and with the letter it has in the charts."""
     nodes = {view.rank: view.node for view in state.run.ranks} if state.run else {}
+    letters = string.ascii_lowercase if state.run and state.lettered else " "
     return {
-        rank: Named(nodes[rank], label, rank_role(place), string.ascii_lowercase[place % 26])
+        rank: Named(nodes[rank], label, rank_role(place), letters[place % len(letters)].strip())
         for place, (rank, label) in enumerate(rank_names(state.run).items())
     }
 
@@ -109,7 +109,6 @@ def lines(
     clock: Clock,
     columns: int,
     rows: int,
-    glyphs: Glyphs,
 ) -> list[Line]:
     """Return the log in exactly `rows` lines; with one rank its name is left out."""
     first = first_shown(view, entries, rows)
@@ -124,13 +123,13 @@ def lines(
         when = f"{at:{layout}}" if at is not None else NA.ljust(8 if is_today else 15)
         parts = [Piece(" " * len(when) if entry.stray else when, "dim"), Piece(" ")]
         if size:
-            letter = f"{name.letter} " if glyphs.letters else ""
-            label = shorten(clean(name.label), size, glyphs.ellipsis)
+            letter = f"{name.letter} " if name.letter else ""
+            label = shorten(clean(name.label), size)
             parts.append(Piece(f"{letter}{label}".ljust(size + len(letter)) + " ", name.role))
         word, role = LEVELS.get(entry.level, ("", "dim")) if not entry.stray else ("", "dim")
         parts.append(Piece(word.ljust(5) + " ", role))
         body = split(_marked(entry, view), view.shift)[1]
-        return fit((*parts, *ellipsized(body, columns - width(parts), glyphs.ellipsis)), columns)
+        return fit((*parts, *ellipsized(body, columns - width(parts))), columns)
 
     if not shown:
         return filled([line(Piece(_why_empty(tail, names), "dim"))], columns, rows)

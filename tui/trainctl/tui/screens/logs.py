@@ -103,16 +103,15 @@ class LogScreen(BaseScreen):
         owner, names = self.owner, self.names()
         tail, entries = owner.logs.tail, self.entries()
         self._rows = max(rows - 1, 1)
-        dash = owner.glyphs.horizontal
-        title = f"{dash} {log_view.title(tail, self.view, entries, self._kept[2], names)} "
+        title = f"─ {log_view.title(tail, self.view, entries, self._kept[2], names)} "
         wrong = self.view.query.problem or problems(tail, names)
         labels = [(0, title, "title")]
         if wrong:
-            text = f" {shorten(wrong, max(columns - len(title) - 6, 12), owner.glyphs.ellipsis)} "
+            text = f" {shorten(wrong, max(columns - len(title) - 6, 12))} "
             labels.append((columns - len(text) - 1, text, "warning"))
         return [
-            rule(columns, dash, *labels),
-            *log_view.lines(tail, self.view, entries, names, owner.clock, columns, rows - 1, owner.glyphs),
+            rule(columns, *labels),
+            *log_view.lines(tail, self.view, entries, names, owner.clock, columns, rows - 1),
         ][:rows]
 
     # ------------------------------------------------------------ searching

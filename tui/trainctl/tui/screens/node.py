@@ -95,7 +95,7 @@ class NodeScreen(ChosenRankScreen, LogScreen):
         if row is None:
             drawn.append(fit(line(Piece("no run yet, so no nodes: trainctl run RUN.toml starts one", "dim")), columns))
             return filled(drawn, columns, rows)
-        body, left = node_view.lines(owner.shown, row, self.past, owner.clock, columns, rows - 1, owner.glyphs)
+        body, left = node_view.lines(owner.shown, row, self.past, owner.clock, columns, rows - 1)
         return [*drawn, *body, *(self.log_lines(columns, left) if left else [])][:rows]
 
     # ------------------------------------------------------------ keys

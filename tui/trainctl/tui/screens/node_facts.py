@@ -10,7 +10,6 @@ from trainctl.tui.state.step_phases import Compilation
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import run_lines
 from trainctl.tui.text.formatting import NA, age, count, duration, figure, gigabytes, percent, rate, seconds
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import PROCESS_NAMES
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, flowed, groups, line, plain, shorten
 from trainctl.tui.widgets.inline_bars import share_bar
@@ -28,19 +27,18 @@ def facts(
     state: ViewState,
     clock: Clock,
     columns: int,
-    glyphs: Glyphs,
     compiled: Compilation | None = None,
     *,
     with_versions: bool = False,
 ) -> list[Line]:
     """Return six lines of `columns` cells, or up to eight, and one or two more with versions. `compiled`: the
     compiler's time in the step that it slowed most."""
-    agent, compute = _agent(row.view.node, state, clock, columns, glyphs), row.view.compute
+    agent, compute = _agent(row.view.node, state, clock, columns), row.view.compute
     libraries = run_lines.library_versions(compute) if compute is not None and with_versions else {}
     versions = flowed(run_lines.setting_pieces(libraries), columns)
     lines = [
-        _state(row, clock, columns, glyphs),
-        _part(row, columns, glyphs),
+        _state(row, clock, columns),
+        _part(row, columns),
         *_compute(row.view.compute, compiled, row.step, columns),
         *versions[:MOST_VERSION_LINES],
         agent,
@@ -54,14 +52,14 @@ def _labelled(label: str, text: str, role: str = "text") -> Line:
     return line(Piece(f"{label} ", "label"), Piece(text, "dim" if text == NA else role))
 
 
-def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
+def _state(row: Row, clock: Clock, columns: int) -> Line:
     view = row.view
     since = clock.time_of(view.since_at) if view.since_at > 0 else NA
-    why = shorten(clean(view.why), columns // 2, glyphs.ellipsis)
+    why = shorten(clean(view.why), columns // 2)
     reported = NA if row.age is None else f"{age(row.age)} ago"
     slow = f"the others wait for its {row.slow_phase}" if row.slow_phase and view.state == "run" else ""
     pieces = [
-        line(*fleet_cells.state(row, glyphs, 9), Piece(" since ", "label"), since),
+        line(*fleet_cells.state(row, 9), Piece(" since ", "label"), since),
         line(Piece(why or slow, "warning")),
         _labelled("rank", str(view.rank)),
         _labelled("on", clean(f"{view.backend or ''} {view.device or ''}".strip()) or NA),
@@ -71,7 +69,7 @@ def _state(row: Row, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
     return groups(pieces, columns)
 
 
-def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
+def _part(row: Row, columns: int) -> Line:
     view, step = row.view, row.step
     whole = row.global_batch
     part = view.share / whole if whole and view.share is not None else None
@@ -80,9 +78,9 @@ def _part(row: Row, columns: int, glyphs: Glyphs) -> Line:
         Piece(figure(view.share, "{}"), "strong"),
         f" of {figure(whole, '{}')} ",
         f"{percent(part)} " if part is not None else "",
-        share_bar(part or 0.0, 12, glyphs),
+        share_bar(part or 0.0, 12),
     )
-    micro = fleet_cells.micro(row, glyphs, 6)
+    micro = fleet_cells.micro(row, 6)
     pieces = [
         share,
         line(Piece("micro ", "label"), Piece(plain(micro).strip())),
@@ -117,7 +115,7 @@ def _flops(values: Mapping[str, float]) -> Line:
     return line(Piece(f"{tflops:.3g} TFLOP/s", "strong"), f", {part}{stated}")
 
 
-def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
+def _agent(node: str, state: ViewState, clock: Clock, columns: int) -> Line:
     now = clock.monotonic()
     view, quiet, connection, lag = _line_to(node, state, now)
     peer = next((item for item in state.peers if item.node == node), None)
@@ -128,7 +126,7 @@ def _agent(node: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyp
     leads = state.run is not None and state.run.lead == node
     pieces = [
         line(Piece("agent ", "label"), connection_word(connection, quiet, now)),
-        line(Piece(shorten(why, columns // 2, glyphs.ellipsis), "warning")),
+        line(Piece(shorten(why, columns // 2), "warning")),
         line(Piece("leads" if leads else "", "accent")),
         _labelled("at", clean(address) if address else NA),
         _labelled("lag", seconds(lag)),

@@ -16,7 +16,6 @@ from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.step_phases import MEAN_STEPS, StepPhases, means
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text.formatting import percent, seconds
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, from_cells, line, rule, shorten
 from trainctl.tui.widgets import memory_breakdown
 from trainctl.tui.widgets.inline_bars import BAR_PHASES, in_cells
@@ -43,47 +42,46 @@ def layout(rows: int) -> tuple[int, int]:
 
 
 def lines(
-    state: ViewState, row: Row, past: step_phases.RecordedPhases, clock: Clock, columns: int, rows: int, glyphs: Glyphs
+    state: ViewState, row: Row, past: step_phases.RecordedPhases, clock: Clock, columns: int, rows: int
 ) -> tuple[list[Line], int]:
     """Return everything but the head and the log, and how many of `rows` are left for that."""
     compiled = step_phases.compiled(state, past, row.view.rank)
     tall = rows >= ROWS_WITH_VERSIONS
-    facts = node_facts.facts(row, state, clock, columns, glyphs, compiled, with_versions=tall)
-    made = [_title(state, row, columns, glyphs), *facts]
+    facts = node_facts.facts(row, state, clock, columns, compiled, with_versions=tall)
+    made = [_title(state, row, columns), *facts]
     charts, phases = layout(rows - len(made))
     found = step_phases.laps(state, past, row.view.rank)
     if charts:
-        made += beside(_charts(state, row, found, columns, charts - 1, glyphs), columns, charts - 1, glyphs)
+        made += beside(_charts(state, row, found, columns, charts - 1), columns, charts - 1)
     if phases > 1:
-        blocks = _phases(state, row, found, columns, phases - 1, glyphs, with_chart=not charts)
-        made += beside(blocks, columns, phases - 1, glyphs)
+        blocks = _phases(state, row, found, columns, phases - 1, with_chart=not charts)
+        made += beside(blocks, columns, phases - 1)
     return made[:rows], max(rows - len(made), 0)
 
 
-def _title(state: ViewState, row: Row, columns: int, glyphs: Glyphs) -> Line:
+def _title(state: ViewState, row: Row, columns: int) -> Line:
     views = sorted(view.rank for view in (state.run.ranks if state.run else ()))
-    letter = f"{string.ascii_lowercase[row.place % 26]} " if glyphs.letters else ""
-    name = f" {letter}{shorten(clean(row.view.node), columns // 2, glyphs.ellipsis)} "
+    letter = f"{string.ascii_lowercase[row.place % 26]} " if state.lettered else ""
+    name = f" {letter}{shorten(clean(row.view.node), columns // 2)} "
     return rule(
         columns,
-        glyphs.horizontal,
-        (0, f"{glyphs.horizontal} node", "title"),
+        (0, "─ node", "title"),
         (6, name, rank_role(row.place)),
         (6 + len(name), f"{row.place + 1} of {len(views)} ", "label"),
     )
 
 
 def _charts(
-    state: ViewState, row: Row, found: Sequence[step_phases.StepPhases], columns: int, rows: int, glyphs: Glyphs
+    state: ViewState, row: Row, found: Sequence[step_phases.StepPhases], columns: int, rows: int
 ) -> list[Block]:
     panels = [busy_panel(state, row), rate_panel(state, row), memory_panel(state, row, found)]
     count = 3 if columns >= _THREE_CHARTS else 2 if columns >= _TWO_CHARTS else 1
     sizes = widths(columns, count)
-    return [_drawn(item, size, rows, glyphs) for item, size in zip(panels, sizes, strict=False)]
+    return [_drawn(item, size, rows) for item, size in zip(panels, sizes, strict=False)]
 
 
-def _drawn(item: Plot, columns: int, rows: int, glyphs: Glyphs) -> Block:
-    body, labels = draw_plot(item, columns, rows, glyphs)
+def _drawn(item: Plot, columns: int, rows: int) -> Block:
+    body, labels = draw_plot(item, columns, rows)
     return body, labels, columns
 
 
@@ -93,13 +91,12 @@ def _phases(
     found: Sequence[step_phases.StepPhases],
     columns: int,
     rows: int,
-    glyphs: Glyphs,
     *,
     with_chart: bool,
 ) -> list[Block]:
     """Return the last steps' phases as columns, their means, and memory; on a short screen the speed in place of
     columns, and on a narrow one only means and memory."""
-    dash = glyphs.horizontal
+    dash = "─"
     newest = state.run.step if state.run else 0
     sizes = [_TABLE_CELLS] + ([min(_MEMORY_CELLS, columns - _TABLE_CELLS - 1)] if columns >= _TWO_CHARTS else [])
     room = columns - sum(sizes) - len(sizes)
@@ -107,15 +104,15 @@ def _phases(
     if room < _LEAST_CHART_CELLS and len(sizes) > 1:
         room = 0
     elif with_chart:
-        first = [_drawn(busy_panel(state, row), room, rows, glyphs)]
+        first = [_drawn(busy_panel(state, row), room, rows)]
     elif room >= 20:
         shown = phase_columns(found, newest, room, rows)
         first = [(shown, [(0, f"{dash} phases by step, seconds ", "title")], room)]
     sizes[-1] = columns - sum(sizes[:-1]) - (room + 1 if first else 0) - (len(sizes) - 1)
-    table = phase_table(found, sizes[0], rows, glyphs)
+    table = phase_table(found, sizes[0], rows)
     blocks = [*first, (table, [(0, f"{dash} where a step's time goes ", "title")], sizes[0])]
     if len(sizes) > 1:
-        memory = memory_breakdown.lines(row, sizes[1], rows, glyphs)
+        memory = memory_breakdown.lines(row, sizes[1], rows)
         blocks.append((memory, [(0, f"{dash} memory and disk, GB ", "title")], sizes[1]))
     return blocks
 
@@ -131,8 +128,13 @@ def _span(state: ViewState) -> tuple[int, int]:
 def busy_panel(state: ViewState, row: Row) -> Plot:
     """Return what the rank needs for its part, beside the step that all take."""
     tracks = (
-        Trace(state.lately("step_seconds"), "step", "dim", letter="s"),
-        Trace(state.lately("busy_seconds", row.view.rank), "busy", rank_role(row.place), letter="b"),
+        Trace(state.lately("step_seconds"), "step", "dim", letter="s" if state.lettered else ""),
+        Trace(
+            state.lately("busy_seconds", row.view.rank),
+            "busy",
+            rank_role(row.place),
+            letter="b" if state.lettered else "",
+        ),
     )
     return panel("busy and step seconds", tracks, *_span(state), of_run(state), least_span=0.2, most_times=4.0)
 
@@ -154,7 +156,7 @@ def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPha
     return panel("trainer's peak memory, GB", (track,), *_span(state), of_run(state), empty_text="n/a", least_span=0.2)
 
 
-def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def phase_table(found: Sequence[StepPhases], columns: int, rows: int) -> list[Line]:
     """Return each phase's letter, name, mean and part of the step, in exactly `rows` lines."""
     mean = means(found)
     whole = sum(mean.values())
@@ -168,7 +170,7 @@ def phase_table(found: Sequence[StepPhases], columns: int, rows: int, glyphs: Gl
                 Piece(name.ljust(10), "label"),
                 Piece(seconds(mean.get(name)).rjust(7), "text" if mean else "dim"),
                 Piece(percent(part).rjust(6) + "  ", "strong" if mean else "dim"),
-                Piece(glyphs.block * round(size * (part or 0.0)), role),
+                Piece("▇" * round(size * (part or 0.0)), role),
             )
         )
     steps = min(len(found), MEAN_STEPS)

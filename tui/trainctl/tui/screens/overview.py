@@ -70,7 +70,6 @@ class OverviewScreen(TableScreen):
             owner.clock,
             columns,
             rows,
-            owner.glyphs,
             selected=owner.selected,
             badge=owner.badge,
             address=owner.address,

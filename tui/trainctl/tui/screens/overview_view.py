@@ -17,7 +17,6 @@ from trainctl.tui.state import rank_rows, rank_speed, series
 from trainctl.tui.state.rank_rows import BAD_STATES
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text.formatting import seconds
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, line, rule, shorten
 from trainctl.tui.widgets.theme import rank_role, run_role
 
@@ -38,12 +37,10 @@ class ChartCache:
         self._shown: tuple[object, ...] = ()
         self._drawn: list[Line] = []
 
-    def lines(
-        self, state: ViewState, columns: int, room: int, glyphs: Glyphs, selected: int | None = None
-    ) -> list[Line]:
-        shown = (state.values, state.events, state.run, state.slow, glyphs, columns, room, selected)
+    def lines(self, state: ViewState, columns: int, room: int, selected: int | None = None) -> list[Line]:
+        shown = (state.values, state.events, state.run, state.slow, columns, room, selected)
         if len(shown) != len(self._shown) or any(a is not b for a, b in zip(shown, self._shown, strict=True)):
-            self._shown, self._drawn = shown, chart_lines(state, columns, room, glyphs, selected)
+            self._shown, self._drawn = shown, chart_lines(state, columns, room, selected)
         return self._drawn
 
 
@@ -76,7 +73,6 @@ def parts(
     clock: Clock,
     columns: int,
     rows: int,
-    glyphs: Glyphs,
     *,
     selected: int | None = None,
     badge: str = "",
@@ -86,32 +82,30 @@ def parts(
 ) -> Iterator[list[Line]]:
     """Return exactly `rows` lines of `columns` cells, each part when it is asked for."""
     head, fleet, charts, events = layout(columns, rows, fleet_table.row_count(state.run, wanted.opened))
-    yield header.lines(state, clock, columns, glyphs, rows=head, badge=badge, address=address)
+    yield header.lines(state, clock, columns, rows=head, badge=badge, address=address)
     if state.run is None:
         why = clean(state.connection.why) if state.connection.state != "connected" else ""
         nothing = "no run yet: trainctl run RUN.toml starts one" if state.heard_at is not None else "connecting"
         table = [line(Piece(why, "warning") if why else Piece(nothing, "dim"))]
     else:
         total = _with_total(rows, len(state.run.ranks))
-        table = fleet_table.lines(
-            state, clock, columns, glyphs, total=total, selected=selected, wanted=wanted, room=fleet
-        )
+        table = fleet_table.lines(state, clock, columns, total=total, selected=selected, wanted=wanted, room=fleet)
     yield filled(table, columns, fleet)
-    yield (cache or ChartCache()).lines(state, columns, charts, glyphs, selected)
+    yield (cache or ChartCache()).lines(state, columns, charts, selected)
     if events:
-        title = _events_rule(state, clock, columns, glyphs, selected)
-        yield [title, *events_table.recent_lines(state, clock, columns, events - 1, glyphs)]
+        title = _events_rule(state, clock, columns, selected)
+        yield [title, *events_table.recent_lines(state, clock, columns, events - 1)]
 
 
-def _events_rule(state: ViewState, clock: Clock, columns: int, glyphs: Glyphs, selected: int | None) -> Line:
+def _events_rule(state: ViewState, clock: Clock, columns: int, selected: int | None) -> Line:
     """Return the events' title, and at its right end why the selected rank is out, or else the rank that the others
     wait for, with the phase that makes them, or else how far a checkpoint is."""
-    title = f"{glyphs.horizontal} events "
-    text, role = _why_out(state, clock, selected) or _straggler(state, glyphs) or _writing(state) or ("", "")
+    title = "─ events "
+    text, role = _why_out(state, clock, selected) or _straggler(state) or _writing(state) or ("", "")
     if not text:
-        return rule(columns, glyphs.horizontal, (0, title, "title"))
-    text = f" {shorten(text, columns - len(title) - 4, glyphs.ellipsis)} "
-    return rule(columns, glyphs.horizontal, (0, title, "title"), (columns - len(text) - 1, text, role))
+        return rule(columns, (0, title, "title"))
+    text = f" {shorten(text, columns - len(title) - 4)} "
+    return rule(columns, (0, title, "title"), (columns - len(text) - 1, text, role))
 
 
 def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str, str] | None:
@@ -124,11 +118,11 @@ def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str,
     return f"{clean(view.node)} {view.state} since {since}: {clean(view.why)}", role
 
 
-def _straggler(state: ViewState, glyphs: Glyphs) -> tuple[str, str] | None:
+def _straggler(state: ViewState) -> tuple[str, str] | None:
     slow = rank_rows.named_straggler(state)
     if slow is None:
         return None
-    node = shorten(clean(slow.node), 20, glyphs.ellipsis)
+    node = shorten(clean(slow.node), 20)
     return f"straggler {node}: +{seconds(slow.excess_seconds)} in {slow.phase}", "warning"
 
 
@@ -138,12 +132,12 @@ def _writing(state: ViewState) -> tuple[str, str] | None:
     return (f"{clean(view.node)} is {clean(view.why)}", "dim") if view is not None else None
 
 
-def chart_lines(state: ViewState, columns: int, room: int, glyphs: Glyphs, selected: int | None = None) -> list[Line]:
+def chart_lines(state: ViewState, columns: int, room: int, selected: int | None = None) -> list[Line]:
     """Return the charts side by side under one rule, in exactly `room` lines."""
     plots = [loss_panel(state)]
     plots += [busy_panel(state, selected)] if columns >= _TWO_CHARTS else []
     plots += [rate_panel(state, selected)] if columns >= _THREE_CHARTS else []
-    return side_by_side(plots, columns, room, glyphs)
+    return side_by_side(plots, columns, room)
 
 
 def loss_panel(state: ViewState) -> Plot:
@@ -189,7 +183,7 @@ def _track(state: ViewState, metric: str, views: Sequence[RankView], index: int)
     view = views[index]
     several = sum(other.node == view.node for other in views) > 1
     name = shorten(clean(view.node), 10) + (f":{view.rank}" if several else "")
-    role, letter = rank_role(index), string.ascii_lowercase[index % 26]
+    role, letter = rank_role(index), string.ascii_lowercase[index % 26] if state.lettered else ""
     return Trace(series.means(state.window(metric, view.rank)), name, role, letter=letter)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trainctl.protocol.messages import WORST_PAIRS, EvaluatedPair, HeldOutPairs
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line, one_line, rule, shorten, wrap_lines
 
 _COLUMN_CELLS = 23
@@ -74,25 +73,25 @@ class PairTable:
         return replace(self.chosen, step=step)
 
 
-def title(table: PairTable, glyphs: Glyphs) -> str:
+def title(table: PairTable) -> str:
     """Return the title of the rule above."""
     count, times = len(table.rows), len(table.evaluations)
     when = f"{times} evaluation{'s' if times != 1 else ''}"
     counted = f": margin chosen/rejected, lowest of {count} first, {when}" if count else ""
-    return f"{glyphs.horizontal} held-out pairs{counted} "
+    return f"─ held-out pairs{counted} "
 
 
-def body(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def body(table: PairTable, columns: int, rows: int) -> list[Line]:
     """Return exactly `rows` lines."""
     if not table.rows:
         lines = [line(Piece(text, role)) for text, role in _NO_PAIRS]
     else:
         above = max(4, rows * 3 // 5)
-        lines = _margins(table, columns, above, glyphs) + _in_full(table, columns, glyphs)
+        lines = _margins(table, columns, above) + _in_full(table, columns)
     return filled(lines, columns, rows)
 
 
-def _margins(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def _margins(table: PairTable, columns: int, rows: int) -> list[Line]:
     left = min(max(columns // 4, 18), 40)
     count = max((columns - left) // _COLUMN_CELLS, 1)
     cells = (columns - left) // count
@@ -103,7 +102,7 @@ def _margins(table: PairTable, columns: int, rows: int, glyphs: Glyphs) -> list[
     label = fit(line(Piece("  PAIR", "label")), left)
     lines: list[Line] = [(*label, *(piece for head in heads for piece in head))]
     for row, pair in enumerate(table.rows[start : start + rows - 1], start):
-        name = _name(table, row, pair, left, glyphs)
+        name = _name(table, row, pair, left)
         figures = [
             _figures(table.at(place, pair.index), cells, is_chosen=row == table.prompt_index) for place in places
         ]
@@ -116,10 +115,10 @@ def _head(table: PairTable, place: int, cells: int) -> Line:
     return fit(line(Piece(f"@{table.evaluations[place].step:,}", role, f"screen.choose_step({place})")), cells)
 
 
-def _name(table: PairTable, row: int, pair: EvaluatedPair, left: int, glyphs: Glyphs) -> Line:
-    text = shorten(glyphs.text(f"#{pair.index} {one_line(pair.prompt)}"), left - 3, glyphs.ellipsis)
+def _name(table: PairTable, row: int, pair: EvaluatedPair, left: int) -> Line:
+    text = shorten(f"#{pair.index} {one_line(pair.prompt)}", left - 3)
     is_chosen = row == table.prompt_index
-    mark = Piece(glyphs.cursor if is_chosen else " ", "key")
+    mark = Piece("▸" if is_chosen else " ", "key")
     role = "cursor" if is_chosen else "text" if row < WORST_PAIRS else "dim"
     return fit(line(mark, " ", Piece(text, role, f"screen.choose_prompt({row})")), left)
 
@@ -132,16 +131,16 @@ def _figures(pair: EvaluatedPair | None, cells: int, *, is_chosen: bool) -> Line
     return fit(line(Piece(f"{pair.margin:+.3f}", role), rewards), cells)
 
 
-def _in_full(table: PairTable, columns: int, glyphs: Glyphs) -> list[Line]:
+def _in_full(table: PairTable, columns: int) -> list[Line]:
     pair, step = table.rows[table.prompt_index], table.evaluations[table.step_index].step
-    label = f"{glyphs.horizontal} pair #{pair.index} @{step:,}  margin {pair.margin:+.3f} "
+    label = f"─ pair #{pair.index} @{step:,}  margin {pair.margin:+.3f} "
     parts = (
         ("prompt", pair.prompt),
         (f"chosen {pair.chosen:+.3f}", pair.chosen_text),
         (f"rejected {pair.rejected:+.3f}", pair.rejected_text),
     )
-    lines = [rule(columns, glyphs.horizontal, (0, shorten(label, columns, glyphs.ellipsis), "title"))]
+    lines = [rule(columns, (0, shorten(label, columns), "title"))]
     for name, text in parts:
         lines.append(line(Piece(f"  {name}", "label")))
-        lines += [line(Piece(f"    {row}")) for row in wrap_lines(glyphs.text(text), max(columns - 4, 1))]
+        lines += [line(Piece(f"    {row}")) for row in wrap_lines(text, max(columns - 4, 1))]
     return lines

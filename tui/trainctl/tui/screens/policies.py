@@ -47,7 +47,7 @@ class PoliciesScreen(PolledScreen[PolicyReport, PolicyStatus]):
         return await effects.policy_report(client.lead, run, self.answer)
 
     def heading(self, answer: PolicyReport | None) -> str:
-        return policies_view.title(answer, self.owner.glyphs)
+        return policies_view.title(answer)
 
     def table(self, answer: PolicyReport, columns: int, rows: int) -> list[Line]:
         keys = [
@@ -55,7 +55,7 @@ class PoliciesScreen(PolledScreen[PolicyReport, PolicyStatus]):
             key_words("o", "off", "screen.off"),
             key_words("u", "undo its last command", "app.undo"),
         ]
-        return policies_view.lines(answer, self.cursor, self.owner.clock, columns, rows, self.owner.glyphs, keys)
+        return policies_view.lines(answer, self.cursor, self.owner.clock, columns, rows, keys)
 
     # ------------------------------------------------------------ actions
 

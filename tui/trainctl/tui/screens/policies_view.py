@@ -11,7 +11,6 @@ from trainctl.protocol.messages import Event, PolicyFigure, PolicyStatus
 from trainctl.tui.state import effects, run_events
 from trainctl.tui.state.effects import PolicyReport
 from trainctl.tui.state.view_state import Clock
-from trainctl.tui.text.glyphs import UNICODE, Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, labelled, line, rule, shorten
 
 _NAME_CELLS, _MODE_CELLS, _LABEL_CELLS = 15, 8, 9
@@ -22,14 +21,14 @@ _LEAST_DETAIL = 8
 """Rows that the chosen policy gets at least, where there are so many."""
 
 
-def title(report: PolicyReport | None, glyphs: Glyphs) -> str:
+def title(report: PolicyReport | None) -> str:
     """Return what stands in the rule above the table."""
     step = f" @{report.told.step:,}" if report is not None else ""
-    return f"{glyphs.horizontal} policies{step} "
+    return f"─ policies{step} "
 
 
 def lines(
-    report: PolicyReport, cursor: int, clock: Clock, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line] = ()
+    report: PolicyReport, cursor: int, clock: Clock, columns: int, rows: int, keys: Sequence[Line] = ()
 ) -> list[Line]:
     """Return exactly `rows` lines; `keys`: of the last line."""
     policies = report.told.policies
@@ -37,15 +36,15 @@ def lines(
     start = min(max(cursor - room + 1, 0), len(policies) - room)
     drawn = [line(Piece(f"  {'POLICY':<{_NAME_CELLS}}{'MODE':<{_MODE_CELLS}}SEES, OR WOULD DO", "label"))]
     shown = policies[start : start + room]
-    drawn += [_row(policy, at, columns, glyphs, chosen=at == cursor) for at, policy in enumerate(shown, start)]
+    drawn += [_row(policy, at, columns, chosen=at == cursor) for at, policy in enumerate(shown, start)]
     chosen = policies[cursor]
-    name = f"{glyphs.horizontal} {chosen.name}: {POLICY_WORDS.get(chosen.name, '')} "
-    drawn.append(rule(columns, glyphs.horizontal, (0, shorten(name, columns - 2, glyphs.ellipsis), "title")))
-    drawn += detail(report, chosen, clock, columns, glyphs)
+    name = f"─ {chosen.name}: {POLICY_WORDS.get(chosen.name, '')} "
+    drawn.append(rule(columns, (0, shorten(name, columns - 2), "title")))
+    drawn += detail(report, chosen, clock, columns)
     return [*filled(drawn, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
-def _row(policy: PolicyStatus, at: int, columns: int, glyphs: Glyphs, *, chosen: bool) -> Line:
+def _row(policy: PolicyStatus, at: int, columns: int, *, chosen: bool) -> Line:
     would = f"{'would send' if policy.mode == 'on' else 'advises'} {policy.command}" if policy.command else ""
     said = (
         would
@@ -55,33 +54,29 @@ def _row(policy: PolicyStatus, at: int, columns: int, glyphs: Glyphs, *, chosen:
     role = "warning" if would else "dim" if policy.mode == "off" else "text"
     room = max(columns - 2 - _NAME_CELLS - _MODE_CELLS, 1)
     cells: Line = (
-        Piece(glyphs.cursor if chosen else " ", "key"),
+        Piece("▸" if chosen else " ", "key"),
         Piece(" "),
         Piece(f"{policy.name:<{_NAME_CELLS}}", "strong" if policy.mode != "off" else "dim"),
         Piece(f"{policy.mode:<{_MODE_CELLS}}", _ROLES[policy.mode]),
-        Piece(shorten(clean(glyphs.text(said)), room, glyphs.ellipsis), role),
+        Piece(shorten(clean(said), room), role),
     )
     pieces = tuple(piece._replace(action=f"screen.choose_at({at})") for piece in fit(cells, columns))
     return tuple(piece._replace(role="cursor") if chosen and place else piece for place, piece in enumerate(pieces))
 
 
-def detail(report: PolicyReport, policy: PolicyStatus, clock: Clock, columns: int, glyphs: Glyphs) -> list[Line]:
+def detail(report: PolicyReport, policy: PolicyStatus, clock: Clock, columns: int) -> list[Line]:
     """Return one policy in full: figures against thresholds, the next command and why, the last commands with
     effects."""
     lines = [
-        line(
-            Piece(
-                f"  {clean(glyphs.text(figure_words(figure, policy.mode)))}", "warning" if is_beyond(figure) else "text"
-            )
-        )
+        line(Piece(f"  {clean(figure_words(figure, policy.mode))}", "warning" if is_beyond(figure) else "text"))
         for figure in policy.figures
     ]
     for label, words, role in next_words(policy):
-        lines += labelled(f"  {label}".ljust(_LABEL_CELLS), glyphs.text(words), columns, role)
+        lines += labelled(f"  {label}".ljust(_LABEL_CELLS), words, columns, role)
     for event in reversed(policy.actions):
         at = clock.time_of(event.at)
-        text = f"{at} {action_words(report, event, glyphs)}"
-        lines += labelled("  did".ljust(_LABEL_CELLS), glyphs.text(text), columns)
+        text = f"{at} {action_words(report, event)}"
+        lines += labelled("  did".ljust(_LABEL_CELLS), text, columns)
     if not policy.actions:
         lines += labelled("  did".ljust(_LABEL_CELLS), "nothing in this run yet", columns, "dim")
     return lines
@@ -131,11 +126,11 @@ def next_words(policy: PolicyStatus) -> list[tuple[str, str, str]]:
     return [("next", f"{verb} {policy.command}", "warning"), *waits, ("why", policy.why, "dim")]
 
 
-def action_words(report: PolicyReport, event: Event, glyphs: Glyphs) -> str:
+def action_words(report: PolicyReport, event: Event) -> str:
     """Return a command of a policy: what it changed, how it ended, and the measured effect."""
     ended = f" ({event.outcome})" if event.outcome not in (None, "applied") else ""
-    effect = effects.figures(report.measured.get(event.id), event, glyphs)
-    return f"{run_events.event_words(event, glyphs.arrow)}{ended}; effect: {effect}"
+    effect = effects.figures(report.measured.get(event.id), event)
+    return f"{run_events.event_words(event, '→')}{ended}; effect: {effect}"
 
 
 # ---------------------------------------------------------------- the command line
@@ -151,7 +146,7 @@ def _paragraph(report: PolicyReport, policy: PolicyStatus) -> list[str]:
     head = f"{policy.name:<{_NAME_CELLS}}{policy.mode:<{_MODE_CELLS}}{POLICY_WORDS.get(policy.name, '')}"
     said = [("sees", figure_words(figure, policy.mode)) for figure in policy.figures]
     said += [(label, words) for label, words, _ in next_words(policy)]
-    said += [("did", action_words(report, event, UNICODE)) for event in reversed(policy.actions)]
+    said += [("did", action_words(report, event)) for event in reversed(policy.actions)]
     return [head.rstrip(), *(f"  {label:<6}{clean(words)}" for label, words in said)]
 
 

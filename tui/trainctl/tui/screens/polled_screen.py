@@ -114,7 +114,7 @@ class PolledScreen(BaseScreen, Generic[Answer, Row]):
 
     def lines(self, columns: int, rows: int) -> list[Line]:
         owner, answer = self.owner, self.answer
-        drawn = [self.head(columns), rule(columns, owner.glyphs.horizontal, (0, self.heading(answer), "title"))]
+        drawn = [self.head(columns), rule(columns, (0, self.heading(answer), "title"))]
         if answer is not None:
             return [*drawn, *self.table(answer, columns, rows - 2)]
         words = self._problem or "asking the agent" if owner.shown.run is not None else "no run"

@@ -67,9 +67,9 @@ class RunsScreen(RowsScreen[RunRow]):
         self.arrange_rows([runs_view.row_of(run, owner.clock) for run in self.runs or ()])
         if not self.order.field:
             self.rows = runs_view.as_tree(self.rows)
-        title = f"{owner.glyphs.horizontal} runs: {len(self.rows)} " if self.runs is not None else ""
-        drawn = [self.head(columns, owner.live), rule(columns, owner.glyphs.horizontal, (0, title, "title"))]
-        drawn.append(runs_view.head(columns, self.order, owner.glyphs, priced=self._priced))
+        title = f"─ runs: {len(self.rows)} " if self.runs is not None else ""
+        drawn = [self.head(columns, owner.live), rule(columns, (0, title, "title"))]
+        drawn.append(runs_view.head(columns, self.order, priced=self._priced))
         low = self._low(columns, rows)
         room = max(rows - len(drawn) - len(low), 1)
         body = self._body(columns, room)
@@ -82,9 +82,7 @@ class RunsScreen(RowsScreen[RunRow]):
         lines = []
         for index, item in enumerate(self.rows[start : start + room], start):
             here, marked = index == self.cursor, item.run.run in self.marked
-            pieces = runs_view.row(
-                item, here, marked, self.owner.clock, columns, self.owner.glyphs, priced=self._priced
-            )
+            pieces = runs_view.row(item, here, marked, self.owner.clock, columns, priced=self._priced)
             lines.append(tuple(piece._replace(action=f"screen.pick({index})") for piece in pieces))
         return lines
 
@@ -95,16 +93,16 @@ class RunsScreen(RowsScreen[RunRow]):
     def _low(self, columns: int, rows: int) -> list[Line]:
         """Return the chosen run, separate work and the nodes, as far as they leave some rows to the runs."""
         owner = self.owner
-        work = runs_view.work(self.works, columns, owner.glyphs)
+        work = runs_view.work(self.works, columns)
         room = min(rows // 2 - 3 - len(work), _MOST_NODES)
-        nodes = [*work, *runs_view.nodes(owner.live, self.works, owner.clock, columns, room, owner.glyphs)]
+        nodes = [*work, *runs_view.nodes(owner.live, self.works, owner.clock, columns, room)]
         chosen = self.chosen
         if chosen is None:
             return nodes
         marked, live = len(self.marked - {chosen.run}) + 1 if self.marked else 0, owner.live
         policies = live.run.policies if live.run is not None and live.run.run == chosen.run else ()
         costs = runs_view.costs(chosen, live, owner.clock, columns)
-        return [*runs_view.detail(chosen, marked, columns, owner.glyphs, policies, costs), *nodes]
+        return [*runs_view.detail(chosen, marked, columns, policies, costs), *nodes]
 
     # ------------------------------------------------------------ what there is
 

@@ -12,7 +12,6 @@ from trainctl.tui.state.table_schemas import RunRow
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text import run_lines
 from trainctl.tui.text.formatting import NA, count, duration, figure, gigabytes, loss, used_of
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import (
     LAST_LOSS,
     cost_amount,
@@ -109,22 +108,20 @@ def columns_of(columns: int, *, priced: bool = False) -> list[tuple[RunsColumn, 
     return [(column, column.size or name) for column in shown]
 
 
-def head(columns: int, order: SortOrder, glyphs: Glyphs, *, priced: bool = False) -> Line:
+def head(columns: int, order: SortOrder, *, priced: bool = False) -> Line:
     """Return the titles, to be clicked; the one that the table is sorted by carries an arrow."""
     pieces = [Piece("   ")]
     for column, size in columns_of(columns, priced=priced):
-        title = column_title(column.field, column.title, size, order, glyphs, right=column.right)
+        title = column_title(column.field, column.title, size, order, right=column.right)
         pieces += [title, Piece(" ")]
     return fit(pieces, columns)
 
 
-def row(
-    item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, glyphs: Glyphs, *, priced: bool = False
-) -> Line:
+def row(item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, *, priced: bool = False) -> Line:
     """Return one run; `marked` for a comparison; `priced`: whether any run has a cost."""
     run = item.run
     texts = {
-        "RUN": f"{'  ' * (item.depth - 1)}{glyphs.child} " * bool(item.depth) + clean(run.name),
+        "RUN": f"{'  ' * (item.depth - 1)}└ " * bool(item.depth) + clean(run.name),
         "STATE": _state(run),
         "STEPS": f"{run.step:,}/{count(run.steps)}",
         _LOSS: loss(run.last_loss),
@@ -134,10 +131,10 @@ def row(
         "  NODES": "  " + (" ".join(map(clean, run.nodes)) or NA),
         "COST": _spent(run, clock),
     }
-    mark = f"{glyphs.cursor if chosen else ' '}{'*' if marked else ' '} "
+    mark = f"{'▸' if chosen else ' '}{'*' if marked else ' '} "
     pieces = [Piece(mark, "mark")]
     for column, size in columns_of(columns, priced=priced):
-        text = shorten(texts[column.title], size, glyphs.ellipsis)
+        text = shorten(texts[column.title], size)
         role = STATE_ROLES[run.state] if column.title == "STATE" else "dim" if NA in text else "text"
         pieces += [Piece(text.rjust(size) if column.right else text.ljust(size), role), Piece(" ")]
     return tuple(piece._replace(role="cursor") for piece in fit(pieces, columns)) if chosen else fit(pieces, columns)
@@ -183,7 +180,6 @@ def detail(
     run: RunSummary,
     marked: int,
     columns: int,
-    glyphs: Glyphs,
     policies: Sequence[PolicyView] = (),
     costs: Sequence[Line] = (),
 ) -> list[Line]:
@@ -201,11 +197,11 @@ def detail(
         keys.append(("c", "compares it with its parent", "compare"))
     keys += [("N", "starts a run", "start"), ("B", "branches off it", "branch")]
     hints = [key_words(key, words, f"screen.{action}") for key, words, action in keys]
-    name = f"{glyphs.horizontal} {clean(run.run)} "
+    name = f"─ {clean(run.run)} "
     return [
-        rule(columns, glyphs.horizontal, (0, name, "title")),
-        _place(run, columns, glyphs),
-        *_lineage(run, columns, glyphs),
+        rule(columns, (0, name, "title")),
+        _place(run, columns),
+        *_lineage(run, columns),
         *_rates(run, columns),
         *costs,
         *_policies(policies, columns),
@@ -213,18 +209,18 @@ def detail(
     ]
 
 
-def _place(run: RunSummary, columns: int, glyphs: Glyphs) -> Line:
+def _place(run: RunSummary, columns: int) -> Line:
     left = time_left(run.rates) if run.rates is not None and columns < 100 else ()
     room = columns - width(left) - 1 if left else columns
-    directory = line(Piece(shorten(clean(run.directory), room, glyphs.ellipsis), "dim"))
+    directory = line(Piece(shorten(clean(run.directory), room), "dim"))
     return spread(directory, left, columns)
 
 
-def _lineage(run: RunSummary, columns: int, glyphs: Glyphs) -> list[Line]:
+def _lineage(run: RunSummary, columns: int) -> list[Line]:
     if run.branch is None:
         return []
     words = f"branched off {clean(run.branch.run)} at step {run.branch.step:,}"
-    return [line(Piece(shorten(words, columns, glyphs.ellipsis), "text"))]
+    return [line(Piece(shorten(words, columns), "text"))]
 
 
 def _rates(run: RunSummary, columns: int) -> list[Line]:
@@ -240,21 +236,19 @@ def _policies(policies: Sequence[PolicyView], columns: int) -> list[Line]:
     return [fit(groups([line(Piece("policies", "strong")), *each], columns), columns)] if each else []
 
 
-def work(works: Sequence[WorkSummary], columns: int, glyphs: Glyphs) -> list[Line]:
+def work(works: Sequence[WorkSummary], columns: int) -> list[Line]:
     """Return separate work: how far it is, and its nodes; of work that failed why."""
     lines = []
     for one in works:
-        title = shorten(work_title(one), columns - 4, glyphs.ellipsis)
-        lines.append(rule(columns, glyphs.horizontal, (0, f"{glyphs.horizontal} {title} ", "title")))
+        title = shorten(work_title(one), columns - 4)
+        lines.append(rule(columns, (0, f"─ {title} ", "title")))
         lines.append(fit(groups(work_progress(one), columns), columns))
         if one.is_active:
             lines.append(fit(groups(work_nodes(one), columns), columns))
     return lines
 
 
-def nodes(
-    state: ViewState, works: Sequence[WorkSummary], clock: Clock, columns: int, room: int, glyphs: Glyphs
-) -> list[Line]:
+def nodes(state: ViewState, works: Sequence[WorkSummary], clock: Clock, columns: int, room: int) -> list[Line]:
     """Return the cluster's nodes, idle ones first, in at most `room` lines with their rule; those that don't fit are
     counted."""
     names = [*([state.node.node] if state.node else []), *state.agents]
@@ -266,16 +260,16 @@ def nodes(
     if room < 2 or not names:
         return []
     idle = sum(1 for name in names if name not in busy)
-    title = f"{glyphs.horizontal} nodes: {idle} idle of {len(names)} "
-    lines = [rule(columns, glyphs.horizontal, (0, title, "title"))]
+    title = f"─ nodes: {idle} idle of {len(names)} "
+    lines = [rule(columns, (0, title, "title"))]
     fits = len(names) if len(names) < room else room - 2
-    lines += [_node(name, busy.get(name, ""), state, clock, columns, glyphs) for name in names[:fits]]
+    lines += [_node(name, busy.get(name, ""), state, clock, columns) for name in names[:fits]]
     if fits < len(names):
-        lines.append(fit((Piece(f"{glyphs.ellipsis} {len(names) - fits} more", "dim"),), columns))
+        lines.append(fit((Piece(f"… {len(names) - fits} more", "dim"),), columns))
     return lines
 
 
-def _node(name: str, task: str, state: ViewState, clock: Clock, columns: int, glyphs: Glyphs) -> Line:
+def _node(name: str, task: str, state: ViewState, clock: Clock, columns: int) -> Line:
     own = state.node if state.node is not None and state.node.node == name else None
     quiet = state.silent_for(clock.monotonic()) if own else state.agents[name].silent_for(clock.monotonic())
     seen = state.hosts.get(name)
@@ -285,12 +279,12 @@ def _node(name: str, task: str, state: ViewState, clock: Clock, columns: int, gl
     )
     gpus = host.gpus if host else ()
     parts = [
-        fit((Piece(shorten(clean(name), 14, glyphs.ellipsis), "strong"),), 14),
-        fit((Piece(shorten(doing[0], 20, glyphs.ellipsis), doing[1]),), 20),
+        fit((Piece(shorten(clean(name), 14), "strong"),), 14),
+        fit((Piece(shorten(doing[0], 20), doing[1]),), 20),
         _figure("cpu", figure(host.cpu_percent if host else None, "{:.0f}%"), 4),
         _figure("ram", used_of(host.memory_used_bytes, host.memory_total_bytes) if host else NA, 7, " GB"),
         _figure("disk free", gigabytes(host.disk_free_bytes) if host else NA, 4, " GB"),
-        line(Piece(f"{len(gpus)}{glyphs.times}{clean(gpus[0].name)}" if gpus else "", "label")),
+        line(Piece(f"{len(gpus)}×{clean(gpus[0].name)}" if gpus else "", "label")),
         line(Piece(f"{clean(own.address)}  trainctl {clean(own.version)}" if own else "", "dim")),
     ]
     return fit(groups(parts, columns), columns)

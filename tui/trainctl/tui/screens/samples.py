@@ -92,13 +92,12 @@ class SamplesScreen(BaseScreen):
             self.arrived()
 
     def lines(self, columns: int, rows: int) -> list[Line]:
-        glyphs = self.owner.glyphs
         if self.shows_pairs:
-            title, body = pairs_view.title(self.pairs, glyphs), pairs_view.body(self.pairs, columns, rows - 2, glyphs)
+            title, body = pairs_view.title(self.pairs), pairs_view.body(self.pairs, columns, rows - 2)
         else:
             answers = self.answers
-            title, body = samples_view.title(answers, glyphs), samples_view.body(answers, columns, rows - 2, glyphs)
-        return [self.head(columns), rule(columns, glyphs.horizontal, (0, title, "title")), *body]
+            title, body = samples_view.title(answers), samples_view.body(answers, columns, rows - 2)
+        return [self.head(columns), rule(columns, (0, title, "title")), *body]
 
     def values(self) -> Values:
         texts: Values = ()
@@ -139,6 +138,6 @@ class SamplesScreen(BaseScreen):
         """Scroll the pane below by most of its rows."""
         sample = self.answers.sample
         if sample is not None:
-            count = len(samples_view.answer_rows(sample, self.size.width - 2, self.owner.glyphs))
+            count = len(samples_view.answer_rows(sample, self.size.width - 2))
             by = pages * max(self.size.height // 3, 1)
             self._choose(Chosen(self._chosen.prompt, self._chosen.sample, min(max(self._chosen.scroll + by, 0), count)))

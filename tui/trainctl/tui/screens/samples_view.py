@@ -6,7 +6,6 @@ from itertools import zip_longest
 
 from trainctl.protocol.messages import Sample
 from trainctl.tui.text.formatting import loss, seconds
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, line, one_line, rule, shorten, wrap_lines
 
 _COLUMN_CELLS = 27
@@ -91,35 +90,35 @@ def key(sample: Sample) -> tuple[float, int]:
     return sample.at, sample.number
 
 
-def body(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def body(answers: AnswerTable, columns: int, rows: int) -> list[Line]:
     """Return exactly `rows` lines."""
     if not answers.by_prompt:
         lines = [line(Piece(text, role)) for text, role in _NO_SAMPLES]
     else:
         above = max(4, rows * 3 // 5)
-        lines = _side_by_side(answers, columns, above, glyphs) + _in_full(answers, columns, rows - above, glyphs)
+        lines = _side_by_side(answers, columns, above) + _in_full(answers, columns, rows - above)
     return filled(lines, columns, rows)
 
 
-def title(answers: AnswerTable, glyphs: Glyphs) -> str:
+def title(answers: AnswerTable) -> str:
     """Return the title of the rule above."""
     count, steps = len(answers.by_prompt), len({one.at for row in answers.by_prompt.values() for one in row})
     counted = f": {_counted(count, 'prompt')}, answered {_counted(steps, 'time')}" if count else ""
-    return f"{glyphs.horizontal} samples{counted} "
+    return f"─ samples{counted} "
 
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
-def _side_by_side(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def _side_by_side(answers: AnswerTable, columns: int, rows: int) -> list[Line]:
     left = min(max(columns // 5, 16), 34)
     count = max((columns - left) // _COLUMN_CELLS, 1)
     cells = (columns - left) // count
     last = max(answers.step_index + 1, min(count, len(answers.row)))
     shown = answers.row[max(0, last - count) : last]
-    prompts = [_prompt_lines(answers, left - 3, rows, glyphs)]
-    cut = [_column(answers, one, cells - 2, rows, glyphs) for one in shown]
+    prompts = [_prompt_lines(answers, left - 3, rows)]
+    cut = [_column(answers, one, cells - 2, rows) for one in shown]
     widths = [left, *[cells] * len(cut)]
     return [
         tuple(piece for cell, size in zip(row, widths, strict=True) for piece in fit(cell, size))
@@ -127,41 +126,41 @@ def _side_by_side(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs)
     ]
 
 
-def _prompt_lines(answers: AnswerTable, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def _prompt_lines(answers: AnswerTable, cells: int, rows: int) -> list[Line]:
     prompts, at = list(answers.by_prompt), answers.prompt_index
     start = min(max(at - (rows - 1) + 1, 0), max(len(prompts) - (rows - 1), 0))
     lines = [line(Piece("  PROMPT", "label"))]
     for index, prompt in enumerate(prompts[start : start + rows - 1], start):
         role = "cursor" if index == at else "text"
-        text = shorten(glyphs.text(one_line(prompt)), cells, glyphs.ellipsis)
-        mark = Piece(glyphs.cursor if index == at else " ", "key")
+        text = shorten(one_line(prompt), cells)
+        mark = Piece("▸" if index == at else " ", "key")
         lines.append(line(mark, Piece(" "), Piece(text, role, f"screen.choose_prompt({index})")))
     return lines
 
 
-def _column(answers: AnswerTable, sample: Sample, cells: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def _column(answers: AnswerTable, sample: Sample, cells: int, rows: int) -> list[Line]:
     chosen = answers.sample is not None and key(sample) == key(answers.sample)
     action = f"screen.choose_step({answers.row.index(sample)})"
     head = f"@{sample.step:,} loss {loss(sample.loss)}"
     lines = [line(Piece(shorten(head, cells), "cursor" if chosen else "label", action))]
-    texts = answer_rows(sample, cells, glyphs)
+    texts = answer_rows(sample, cells)
     if len(texts) > rows - 1:
-        texts = [*texts[: rows - 2], shorten(f"{texts[rows - 2]} {glyphs.ellipsis}", cells, glyphs.ellipsis)]
+        texts = [*texts[: rows - 2], shorten(f"{texts[rows - 2]} …", cells)]
     return [*lines, *(line(Piece(text, "text" if chosen else "dim", action)) for text in texts)]
 
 
-def _in_full(answers: AnswerTable, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def _in_full(answers: AnswerTable, columns: int, rows: int) -> list[Line]:
     sample = answers.sample
     assert sample is not None
-    texts = answer_rows(sample, columns - 2, glyphs)
+    texts = answer_rows(sample, columns - 2)
     start = min(answers.chosen.scroll, max(len(texts) - (rows - 1), 0))
-    label = shorten(f"{glyphs.horizontal} {said(sample)} ", columns, glyphs.ellipsis)
+    label = shorten(f"─ {said(sample)} ", columns)
     more = len(texts) - start - (rows - 1)
     tail = f" {more:,} more {'rows' if more != 1 else 'row'}: pagedown " if more > 0 else ""
     place = columns - len(tail)
     labels = [(0, label, "title"), *([(place, tail, "dim")] if tail and place > len(label) else [])]
     return [
-        rule(columns, glyphs.horizontal, *labels),
+        rule(columns, *labels),
         *(line(Piece(f"  {text}")) for text in texts[start : start + rows - 1]),
     ]
 
@@ -176,6 +175,6 @@ def said(sample: Sample) -> str:
     return f"@{sample.step:,}  loss {loss(sample.loss)}{evaluated}{how}  {made}  {who}"
 
 
-def answer_rows(sample: Sample, cells: int, glyphs: Glyphs) -> list[str]:
+def answer_rows(sample: Sample, cells: int) -> list[str]:
     """Return the answer as it is, its own lines kept."""
-    return wrap_lines(glyphs.text(sample.answer), max(cells, 1))
+    return wrap_lines(sample.answer, max(cells, 1))

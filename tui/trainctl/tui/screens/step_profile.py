@@ -72,7 +72,7 @@ class StepProfileScreen(PolledScreen[Traces, str]):
         return await client.lead.ask(TracesRequest, run)
 
     def heading(self, answer: Traces | None) -> str:
-        return step_profile_view.title(self.groups, self.place, self.owner.glyphs)
+        return step_profile_view.title(self.groups, self.place)
 
     def table(self, answer: Traces, columns: int, rows: int) -> list[Line]:
         group = self.group
@@ -83,7 +83,7 @@ class StepProfileScreen(PolledScreen[Traces, str]):
             key_words("enter", "profile again", "screen.record"),
         ]
         phase = self.chosen or ""
-        return step_profile_view.lines(group, phase, self.column, columns, rows, self.owner.glyphs, keys)
+        return step_profile_view.lines(group, phase, self.column, columns, rows, keys)
 
     def values(self) -> Values:
         """Return the folder of the traces on their node, and the name of the chosen rank's."""

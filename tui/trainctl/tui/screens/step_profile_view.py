@@ -9,7 +9,6 @@ import msgspec
 from trainctl.protocol.messages import PHASES, Event, PhaseProfile
 from trainctl.protocol.messages.events import AnyEvent, Profiled, ProfileFailed
 from trainctl.tui.text.formatting import NA, percent, seconds
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.run_lines import rank_name
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, labelled, line, rule, shorten
 
@@ -77,12 +76,12 @@ _NO_PROFILE: Final = (
 _NO_OPERATORS: Final = "no operators: none ran in this phase, or the library records none"
 
 
-def title(profiles: Sequence[StepProfile], at: int, glyphs: Glyphs) -> str:
+def title(profiles: Sequence[StepProfile], at: int) -> str:
     """Return what stands in the rule above the table."""
     if not profiles:
-        return f"{glyphs.horizontal} profile "
+        return "─ profile "
     place = f", {at + 1} of {len(profiles)}" if len(profiles) > 1 else ""
-    return f"{glyphs.horizontal} profile of {steps_words(profiles[at])}{place} "
+    return f"─ profile of {steps_words(profiles[at])}{place} "
 
 
 def steps_words(group: StepProfile) -> str:
@@ -100,64 +99,62 @@ def nothing(columns: int, rows: int) -> list[Line]:
 
 
 def lines(
-    group: StepProfile, phase: str, column: int, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line] = ()
+    group: StepProfile, phase: str, column: int, columns: int, rows: int, keys: Sequence[Line] = ()
 ) -> list[Line]:
     """Return exactly `rows` lines; `keys`: of the last line. Of `column` and `phase` the operators are shown."""
     if not group.ranks:
-        return _only_failures(group, columns, rows, glyphs, keys)
+        return _only_failures(group, columns, rows, keys)
     rank = group.ranks[column]
     over = f"over {steps_in(rank)} steps" if steps_in(rank) != 1 else "in the step"
-    name = f"{glyphs.horizontal} {phase} on {clean(glyphs.text(group.label(rank)))} {over} "
-    remarks = _remarks(group, rank, columns, glyphs)
-    head = rule(columns, glyphs.horizontal, (0, shorten(name, columns - 2, glyphs.ellipsis), "title"))
-    drawn = [*_phases(group, phase, column, columns, glyphs), head, *_operators(rank, phase, columns, glyphs), *remarks]
+    name = f"─ {phase} on {clean(group.label(rank))} {over} "
+    remarks = _remarks(group, rank, columns)
+    head = rule(columns, (0, shorten(name, columns - 2), "title"))
+    drawn = [*_phases(group, phase, column, columns), head, *_operators(rank, phase, columns), *remarks]
     return [*filled(drawn, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
-def _only_failures(group: StepProfile, columns: int, rows: int, glyphs: Glyphs, keys: Sequence[Line]) -> list[Line]:
+def _only_failures(group: StepProfile, columns: int, rows: int, keys: Sequence[Line]) -> list[Line]:
     lines = [line(Piece("no rank has recorded a profile", "strong")), ()]
     for failure in group.failed:
-        lines += labelled("  failed".ljust(10), clean(glyphs.text(failure_words(failure))), columns, "warning")
+        lines += labelled("  failed".ljust(10), clean(failure_words(failure)), columns, "warning")
     return [*filled(lines, columns, rows - 1), fit(groups(keys, columns), columns)]
 
 
-def _phases(group: StepProfile, chosen: str, column: int, columns: int, glyphs: Glyphs) -> list[Line]:
+def _phases(group: StepProfile, chosen: str, column: int, columns: int) -> list[Line]:
     room = max((columns - _PHASE_CELLS) // _RANK_CELLS, 1)
     start = min(max(column - room + 1, 0), max(len(group.ranks) - room, 0))
     shown = [*enumerate(group.ranks)][start : start + room]
-    heads = [Piece(_name(group.label(rank), glyphs), "key" if at == column else "label") for at, rank in shown]
+    heads = [Piece(_name(group.label(rank)), "key" if at == column else "label") for at, rank in shown]
     lines = [line(Piece(f"  {'PER STEP':<{_PHASE_CELLS - 2}}", "label"), *heads)]
     for at, phase in enumerate(group.phases):
-        cells = [_phase_cell(group, rank, phase, place, at, (chosen, column), glyphs) for place, rank in shown]
-        mark = glyphs.cursor if phase == chosen else " "
+        cells = [_phase_cell(group, rank, phase, place, at, (chosen, column)) for place, rank in shown]
+        mark = "▸" if phase == chosen else " "
         lines.append(line(Piece(mark, "key"), Piece(f" {phase:<{_PHASE_CELLS - 2}}"), *cells))
     return lines
 
 
-def _name(label: str, glyphs: Glyphs) -> str:
-    return f"{shorten(clean(glyphs.text(label)), _RANK_CELLS - 2, glyphs.ellipsis):>{_RANK_CELLS - 1}} "
+def _name(label: str) -> str:
+    return f"{shorten(clean(label), _RANK_CELLS - 2):>{_RANK_CELLS - 1}} "
 
 
-def _phase_cell(
-    group: StepProfile, rank: Profiled, name: str, place: int, row: int, chosen: tuple[str, int], glyphs: Glyphs
-) -> Piece:
+def _phase_cell(group: StepProfile, rank: Profiled, name: str, place: int, row: int, chosen: tuple[str, int]) -> Piece:
     found, whole = phase_of(rank, name), sum(phase.seconds for phase in rank.phases)
     text = NA
     if found is not None and whole > 0:
         text = f"{seconds(found.seconds / steps_in(rank))} {percent(found.seconds / whole):>4}"
     role = "cursor" if (name, place) == chosen else "text"
-    return Piece(f"{glyphs.text(text):>{_RANK_CELLS - 1}} ", role, f"screen.choose_cell({row}, {place})")
+    return Piece(f"{text:>{_RANK_CELLS - 1}} ", role, f"screen.choose_cell({row}, {place})")
 
 
-def _operators(rank: Profiled, name: str, columns: int, glyphs: Glyphs) -> list[Line]:
+def _operators(rank: Profiled, name: str, columns: int) -> list[Line]:
     phase = phase_of(rank, name)
     if phase is None or not phase.operators:
         return [line(Piece(f"  {_NO_OPERATORS}", "dim"))]
-    rows = operator_rows(phase, max(columns - 2, 1), glyphs.ellipsis)
+    rows = operator_rows(phase, max(columns - 2, 1))
     return [line(Piece(f"  {text}", "label" if at == 0 else "text")) for at, text in enumerate(rows)]
 
 
-def operator_rows(phase: PhaseProfile, columns: int, ellipsis: str) -> list[str]:
+def operator_rows(phase: PhaseProfile, columns: int) -> list[str]:
     """Return the heading and a row for each operator, of at most `columns` cells."""
     on_device = phase.device_seconds > 0
     figures = _CALLS_CELLS + _TIME_CELLS * (2 if on_device else 1) + _SHARE_CELLS
@@ -166,7 +163,7 @@ def operator_rows(phase: PhaseProfile, columns: int, ellipsis: str) -> list[str]
     words = [f"{'OPERATOR':<{room}}{'CALLS':>{_CALLS_CELLS}}{'SELF':>{_TIME_CELLS}}{device}{'SHARE':>{_SHARE_CELLS}}"]
     for operator in phase.operators:
         device = f"{seconds(operator.device_seconds):>{_TIME_CELLS}}" if on_device else ""
-        name = shorten(clean(operator.name), room - 1, ellipsis)
+        name = shorten(clean(operator.name), room - 1)
         share = f"{percent(phase.share(operator)):>{_SHARE_CELLS}}"
         words.append(
             f"{name:<{room}}{operator.calls:>{_CALLS_CELLS},}{seconds(operator.seconds):>{_TIME_CELLS}}{device}{share}"
@@ -174,13 +171,13 @@ def operator_rows(phase: PhaseProfile, columns: int, ellipsis: str) -> list[str]
     return words
 
 
-def _remarks(group: StepProfile, rank: Profiled, columns: int, glyphs: Glyphs) -> list[Line]:
+def _remarks(group: StepProfile, rank: Profiled, columns: int) -> list[Line]:
     said = [("trace", file_words(rank), "dim")]
     said += [("lacks", rank.lacks, "warning")] if rank.lacks else []
     said += [("failed", failure_words(failure), "warning") for failure in group.failed]
     lines: list[Line] = []
     for label, words, role in said:
-        lines += labelled(f"  {label}".ljust(10), clean(glyphs.text(words)), columns, role)
+        lines += labelled(f"  {label}".ljust(10), clean(words), columns, role)
     return lines
 
 
@@ -209,7 +206,7 @@ def text(group: StepProfile, columns: int = 80) -> str:
             part = f"{percent(phase.seconds / whole)} of the phases" if whole > 0 else ""
             made.append(f"  {phase.name}: {seconds(phase.seconds / steps_in(rank))} per step, {part}")
             if phase.operators:
-                made += [f"    {row}" for row in operator_rows(phase, columns - 4, "…")]
+                made += [f"    {row}" for row in operator_rows(phase, columns - 4)]
     made += [clean(f"no profile from {failure_words(failure)}") for failure in group.failed]
     return "\n".join(made)
 

@@ -36,7 +36,7 @@ class TableScreen(BaseScreen):
         self.hidden = self.total = 0
 
     def between(self) -> Iterable[Widget]:
-        yield FilterBar(self.TABLE, self.owner.glyphs)
+        yield FilterBar(self.TABLE)
 
     @property
     def bar(self) -> FilterBar:

@@ -14,7 +14,6 @@ import numpy as np
 from trainctl.protocol.messages import Asker, Event, EventsRequest, HistoryRequest, Policies, PoliciesRequest
 from trainctl.tui.state import run_events, series
 from trainctl.tui.text.formatting import rate
-from trainctl.tui.text.glyphs import Glyphs
 
 EFFECT_STEPS = 20
 """Steps before and after a change over which its effect is measured."""
@@ -87,7 +86,7 @@ async def in_record(client: Asker, run: str, events: Sequence[Event], event: Eve
     return measured(window, events, event) if window is not None else None
 
 
-def figures(effect: Effect | None, event: Event, glyphs: Glyphs) -> str:
+def figures(effect: Effect | None, event: Event) -> str:
     """Return the effect with its figures, or why there are none."""
     if not run_events.changes_speed(event):
         return "not measured: it doesn't change the speed, and a change in loss can't be attributed to one command"
@@ -96,7 +95,7 @@ def figures(effect: Effect | None, event: Event, glyphs: Glyphs) -> str:
     if effect.change is None:
         side, steps = ("before", effect.steps_before) if effect.before is None else ("after", effect.steps_after)
         return f"not measured: it needs {LEAST_STEPS} undisturbed steps {side} the change, and there are only {steps}"
-    values = f"{rate(effect.before)} {glyphs.arrow} {rate(effect.after)} tokens/s"
+    values = f"{rate(effect.before)} → {rate(effect.after)} tokens/s"
     return f"{values}, {100 * effect.change:+.1f} % (medians of {effect.steps_before} and {effect.steps_after} steps)"
 
 

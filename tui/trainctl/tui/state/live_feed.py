@@ -39,10 +39,15 @@ class LiveFeed:
     """
 
     def __init__(
-        self, connect: Connect, clock: Clock, arrived: Callable[[], None], told: Callable[[Incoming], None]
+        self,
+        connect: Connect,
+        clock: Clock,
+        arrived: Callable[[], None],
+        told: Callable[[Incoming], None],
+        unread: ViewState,
     ) -> None:
         self._connect, self._clock, self._arrived, self._told = connect, clock, arrived, told
-        self._live = ViewState()
+        self._unread = self._live = unread  # nothing known yet
         self._opened: ViewState | None = None
         self._waiting: list[Arrived] = []
         self.client: Source | None = None
@@ -81,7 +86,7 @@ class LiveFeed:
     def show_beside(self, snapshot: Snapshot | None) -> None:
         """Show the snapshot's run beside the one that is followed; None: no other run."""
         self._take_waiting()
-        opened = reducer.apply(ViewState(), snapshot, self._clock.monotonic()) if snapshot is not None else None
+        opened = reducer.apply(self._unread, snapshot, self._clock.monotonic()) if snapshot is not None else None
         self._opened = opened
 
     def _take_waiting(self) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Piece
 
 _DECIMAL = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -260,9 +259,9 @@ def in_order(rows: Sequence[R], order: SortOrder, table: Table[R]) -> list[R]:
     return [row for _, row in known] + [row for key, row in keyed if key[0] == 2]
 
 
-def column_title(field: str, text: str, size: int, order: SortOrder, glyphs: Glyphs, *, right: bool = False) -> Piece:
+def column_title(field: str, text: str, size: int, order: SortOrder, *, right: bool = False) -> Piece:
     """Return a title in `size` cells, flush right or left, with the arrow of the column that is sorted by; `field` is
     empty for a column that nothing is sorted by."""
-    arrow = order.arrow(field, glyphs.up, glyphs.down)
+    arrow = order.arrow(field, "↑", "↓")
     text = f"{arrow}{text}".rjust(size) if right else f"{text[: size - len(arrow)]}{arrow}".ljust(size)
     return Piece(text[:size], "strong" if arrow else "label", f"screen.sort({field!r})" if field else "")

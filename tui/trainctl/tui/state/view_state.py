@@ -123,6 +123,7 @@ class ViewState:
     alerts: Mapping[str, Alerts] = field(default_factory=lambda: MappingProxyType({}))  # by the node that raised them
     windows: Mapping[SeriesKey, series.Window] = field(default_factory=lambda: MappingProxyType({}))  # the whole run
     recent: Mapping[SeriesKey, series.Window] = field(default_factory=lambda: MappingProxyType({}))  # its last steps
+    lettered: bool = False  # lines and logs of ranks carry letters, where colours don't tell them apart
     values: object = field(default_factory=object, compare=False, repr=False)  # another where windows are others
 
     def silent_for(self, now: float) -> float | None:

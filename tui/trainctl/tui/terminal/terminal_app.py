@@ -19,7 +19,7 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 
 from trainctl.tui.terminal import guard
-from trainctl.tui.text.glyphs import in_same_cells
+from trainctl.tui.text.ascii import in_same_cells
 
 ESCAPE_SECONDS = 0.025
 """Seconds after which an Escape with nothing behind it is a key, unless ESCDELAY in the environment says otherwise."""
@@ -87,8 +87,7 @@ def _let_escape_lead_before_letters() -> None:
 
 
 class AsciiFilter(LineFilter):
-    """The last resort of a screen in ASCII: what Textual's own widgets draw (edges, scroll bars, messages, the palette)
-    and what is typed, each character replaced in the cells that it has."""
+    """The edge of a screen in ASCII: all that is drawn, by Textual's own widgets too, in the cells that it has."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [

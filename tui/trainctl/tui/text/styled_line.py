@@ -94,30 +94,30 @@ def _cut(pieces: Sequence[Piece], columns: int) -> tuple[Line, int]:
     return tuple(kept), left
 
 
-def shorten(text: str, columns: int, ellipsis: str = "…") -> str:
-    """Return at most `columns` cells of text, ending in `ellipsis` where something was cut."""
+def shorten(text: str, columns: int) -> str:
+    """Return at most `columns` cells of text, ending in `…` where something was cut."""
     if cell_len(text) <= columns:
         return text
-    if columns <= len(ellipsis):
+    if columns <= 1:
         return _resized(text, columns) if columns > 0 else ""
-    return _resized(text, columns - len(ellipsis)).rstrip() + ellipsis
+    return _resized(text, columns - 1).rstrip() + "…"
 
 
 def _resized(text: str, columns: int) -> str:
     return text[:columns] if is_narrow(text) else set_cell_size(text, columns)
 
 
-def ellipsized(pieces: Sequence[Piece], columns: int, ellipsis: str = "…") -> Line:
-    """Return at most `columns` cells of the line, ending in `ellipsis` where something was cut."""
+def ellipsized(pieces: Sequence[Piece], columns: int) -> Line:
+    """Return at most `columns` cells of the line, ending in `…` where something was cut."""
     if width(pieces) <= columns or not pieces:
         return tuple(pieces)
-    kept = crop(pieces, columns - len(ellipsis))
-    return (*kept, Piece(ellipsis, kept[-1].role if kept else "text"))
+    kept = crop(pieces, columns - 1)
+    return (*kept, Piece("…", kept[-1].role if kept else "text"))
 
 
-def folded(pieces: Sequence[Piece], columns: int, most: int, ellipsis: str = "…") -> list[Line]:
+def folded(pieces: Sequence[Piece], columns: int, most: int) -> list[Line]:
     """Return the line over one to `most` rows of at most `columns` cells, broken at spaces where there are such; the
-    last row ends in `ellipsis` where something was cut."""
+    last row ends in `…` where something was cut."""
     rows: list[Line] = []
     rest = tuple(pieces)
     while len(rows) < most - 1 and width(rest) > columns > 0:
@@ -128,7 +128,7 @@ def folded(pieces: Sequence[Piece], columns: int, most: int, ellipsis: str = "�
         rows.append(row)
         text = plain(rest)
         rest = split(rest, len(text) - len(text.lstrip(" ")))[1]
-    return [*rows, ellipsized(rest, columns, ellipsis)]
+    return [*rows, ellipsized(rest, columns)]
 
 
 def split(pieces: Sequence[Piece], count: int) -> tuple[Line, Line]:
@@ -200,9 +200,9 @@ def flowed(parts: Iterable[Sequence[Piece]], columns: int, gap: str = "  ") -> l
     return rows
 
 
-def rule(columns: int, glyph: str, *labels: tuple[int, str, str]) -> Line:
+def rule(columns: int, *labels: tuple[int, str, str]) -> Line:
     """Return a horizontal rule; each label is (first cell, text, role), later labels win where they meet."""
-    cells: list[tuple[str, str]] = [(glyph, "rule")] * max(columns, 0)
+    cells: list[tuple[str, str]] = [("─", "rule")] * max(columns, 0)
     for start, text, role in labels:
         for offset, char in enumerate(text):
             if 0 <= start + offset < columns:

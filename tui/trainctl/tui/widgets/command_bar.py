@@ -11,7 +11,6 @@ from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import arguments, forms
 from trainctl.tui.commands.context import READ_ONLY, AppContext, KeyHint, context_of
 from trainctl.tui.commands.forms import preview
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, key_words, line, spread, width
 from trainctl.tui.widgets.fields import InputField
 from trainctl.tui.widgets.line_view import Lines
@@ -47,9 +46,8 @@ class CommandBar(Vertical):
 
     DEFAULT_CSS = "CommandBar { height: auto; dock: bottom; } CommandBar Lines { height: 1; }"
 
-    def __init__(self, glyphs: Glyphs) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._glyphs = glyphs
         self.progress: forms.Progress | None = None
         self._said = 1  # rows, above the line that is typed
         self._bottom: tuple[list[KeyHint], Line, int] | None = None  # what the keys were last made from
@@ -68,7 +66,7 @@ class CommandBar(Vertical):
         return self._said + 1 if self.open else 1
 
     def compose(self) -> ComposeResult:
-        yield Lines(self._glyphs, id="keys", grow=True)
+        yield Lines(id="keys", grow=True)
         yield InputField(
             id="command", placeholder="verb key=value ... [--node NAME]", compact=True, suggester=_Completion()
         )
@@ -108,7 +106,7 @@ class CommandBar(Vertical):
 
     def _say(self, pieces: Line) -> None:
         columns, self._bottom = self.size.width, None
-        rows = [fit(row, columns) for row in folded(pieces, columns, _MOST_SAID, self._glyphs.ellipsis)]
+        rows = [fit(row, columns) for row in folded(pieces, columns, _MOST_SAID)]
         self.query_one("#keys", Lines).show(rows)
         if len(rows) != self._said:
             self._said = len(rows)
@@ -139,7 +137,7 @@ class CommandBar(Vertical):
             order = arguments.parse(text)
         except InvalidInputError as error:
             return line(Piece(str(error), "dim" if begun and not complete else "bad"))
-        return line(preview(order, self._owner.shown, self._glyphs))
+        return line(preview(order, self._owner.shown))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
@@ -173,7 +171,7 @@ class CommandBar(Vertical):
         if self.watching and progress.applied and not self.query_one("#command", Input).value:
             self.close()
         elif self.watching:
-            self._say(line(Piece(f"{progress.order.verb}  ", "strong"), *forms.progress_line(progress, self._glyphs)))
+            self._say(line(Piece(f"{progress.order.verb}  ", "strong"), *forms.progress_line(progress)))
 
 
 class _Completion(Suggester):

@@ -14,7 +14,6 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input
 
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import cell_len
 from trainctl.tui.widgets.theme import style_of
 
@@ -79,9 +78,9 @@ class Choice(Widget, can_focus=True):
     class Changed(Message):
         """The news that another value was chosen."""
 
-    def __init__(self, choices: tuple[str, ...], value: str, glyphs: Glyphs, *, id: str) -> None:
+    def __init__(self, choices: tuple[str, ...], value: str, *, id: str) -> None:
         super().__init__(id=id)
-        self.choices, self._glyphs = choices, glyphs
+        self.choices = choices
         self.set_reactive(Choice.index, choices.index(value) if value in choices else 0)
 
     @property
@@ -115,7 +114,7 @@ class Choice(Widget, can_focus=True):
             text = _CHOICE_WORDS.get(self.choices[index], self.choices[index])
             chosen = index == self.index
             role = "dim" if not chosen else "cursor" if self.has_focus else "strong"
-            mark = f"({'*' if self._glyphs.ascii_only else '•'}) " if chosen else "( ) "
+            mark = "(•) " if chosen else "( ) "
             segments.append(Segment(f"{mark}{text}  ", ground + style_of(role, theme)))
         if y == CHOICE_ROWS - 1 and len(rows) > CHOICE_ROWS:
             segments.append(Segment(f"{self.index + 1} of {len(self.choices)}", ground + style_of("label", theme)))

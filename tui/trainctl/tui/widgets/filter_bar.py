@@ -11,7 +11,6 @@ from textual.widgets import Input
 from trainctl.tui.commands.context import context_of
 from trainctl.tui.state import filter_language
 from trainctl.tui.state.table_fields import Table
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
 from trainctl.tui.widgets.fields import InputField
 from trainctl.tui.widgets.line_view import Lines
@@ -32,9 +31,9 @@ class FilterBar(Vertical):
     class Changed(Message):
         """The news that another filter is in effect, or the bar takes more rows or fewer."""
 
-    def __init__(self, table: Table[Any], glyphs: Glyphs) -> None:
+    def __init__(self, table: Table[Any]) -> None:
         super().__init__()
-        self.table, self._glyphs = table, glyphs
+        self.table = table
         self.filter: filter_language.Filter[Any] = filter_language.parse("", table)
         self.problem = ""
         self.typing = False
@@ -44,7 +43,7 @@ class FilterBar(Vertical):
         return 1 + len(self._note("")) if self.typing else 1 if self.filter.text else 0
 
     def compose(self) -> ComposeResult:
-        yield Lines(self._glyphs, id="filter-note", grow=True)
+        yield Lines(id="filter-note", grow=True)
         yield InputField(id="filter", placeholder="a word, or field<value (fields are listed above)", compact=True)
 
     def on_mount(self) -> None:
@@ -106,7 +105,7 @@ class FilterBar(Vertical):
             said = line(Piece(f"fields: {self.table.names}", "dim"))
         else:
             return [fit(self._effect(hidden, columns), columns)]
-        return [fit(row, columns) for row in folded(said, columns, _MOST_SAID, self._glyphs.ellipsis)]
+        return [fit(row, columns) for row in folded(said, columns, _MOST_SAID)]
 
     def _effect(self, hidden: str, columns: int) -> Line:
         press = "screen.back"
@@ -115,4 +114,4 @@ class FilterBar(Vertical):
         left = line(Piece("/", "key", "screen.filter"), text)
         if self.typing:
             left = line(Piece("enter", "key"), Piece(" keeps it", "label"))
-        return spread(ellipsized(left, columns - width(right) - 1, self._glyphs.ellipsis), right, columns)
+        return spread(ellipsized(left, columns - width(right) - 1), right, columns)

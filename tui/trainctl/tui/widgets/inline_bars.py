@@ -6,7 +6,6 @@ from itertools import pairwise
 from trainctl.protocol.messages import BUSY_PHASES, Phases
 from trainctl.tui.state import series
 from trainctl.tui.text.formatting import NA
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, line
 
 BAR_PHASES = (
@@ -17,8 +16,10 @@ BAR_PHASES = (
 )
 """Phases in the order of the bar, with their letters and roles. A wait, for slower ranks or for the plan, is `.`."""
 
+_SPARKS = "▁▂▃▄▅▆▇█"
 
-def sparkline(window: series.Window, size: int, glyphs: Glyphs) -> str:
+
+def sparkline(window: series.Window, size: int) -> str:
     """Return the last steps' values, each cell the mean of its part; the middle is their middle, and a tenth more or
     less shows."""
     values = [value for value in window.last[-8 * size :].tolist() if value == value]
@@ -29,8 +30,8 @@ def sparkline(window: series.Window, size: int, glyphs: Glyphs) -> str:
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
     low, high = min(means), max(means)
     span = max(high - low, 0.2 * abs(high)) or 1.0
-    top = len(glyphs.sparks) - 1
-    return "".join(glyphs.sparks[round(top * (0.5 + (mean - (low + high) / 2) / span))] for mean in means)
+    top = len(_SPARKS) - 1
+    return "".join(_SPARKS[round(top * (0.5 + (mean - (low + high) / 2) / span))] for mean in means)
 
 
 def phase_bar(phases: Phases, size: int, whole_seconds: float, *, waited: float = 0.0, loud: str = "") -> Line:
@@ -60,7 +61,7 @@ def in_cells(parts: Sequence[float], cells: int) -> list[int]:
     return counts
 
 
-def share_bar(part: float, cells: int, glyphs: Glyphs) -> Piece:
+def share_bar(part: float, cells: int) -> Piece:
     """Return a part of one in blocks, at least one of them for anything above nothing."""
     blocks = max(round(part * cells), 1 if cells and part > 0 else 0)
-    return Piece(glyphs.block * min(blocks, max(cells, 0)), "bar")
+    return Piece("▇" * min(blocks, max(cells, 0)), "bar")

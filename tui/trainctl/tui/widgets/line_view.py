@@ -11,7 +11,6 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from trainctl.tui.text.glyphs import Glyphs, in_same_cells
 from trainctl.tui.text.styled_line import Line, Piece, cell_len, merged, plain, width
 from trainctl.tui.widgets.theme import style_of
 
@@ -58,9 +57,9 @@ class Lines(Widget):
 
     DEFAULT_CSS = "Lines { height: 1fr; width: 1fr; }"
 
-    def __init__(self, glyphs: Glyphs, *, id: str | None = None, grow: bool = False) -> None:
+    def __init__(self, *, id: str | None = None, grow: bool = False) -> None:
         super().__init__(id=id)
-        self._glyphs, self._grow = glyphs, grow
+        self._grow = grow
         self._lines: list[Line] = []
         self._ground: Style | None = None
         self._looks: dict[tuple[str, str], Style] = {}
@@ -93,7 +92,6 @@ class Lines(Widget):
         return Strip(segments, width(pieces)).adjust_cell_length(self.size.width, ground)
 
     def _segment(self, piece: Piece, ground: Style) -> Segment:
-        text = in_same_cells(piece.text) if self._glyphs.ascii_only else piece.text
         style = self._looks.get(piece[1:])
         if style is None:
             style = ground + style_of(piece.role, self.app.theme)
@@ -102,7 +100,7 @@ class Lines(Widget):
             if len(self._looks) > _MOST_LOOKS:
                 self._looks.clear()
             self._looks[piece[1:]] = style
-        return Segment(text, style)
+        return Segment(piece.text, style)
 
     def notify_style_update(self) -> None:
         super().notify_style_update()

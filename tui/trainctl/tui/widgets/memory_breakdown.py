@@ -9,7 +9,6 @@ from typing import Final
 from trainctl.protocol.messages import MEMORY_PARTS, HostReading, RankStep
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.text.formatting import NA, gigabytes, percent, used_of
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import Line, Piece, filled, fit, line
 from trainctl.tui.widgets.inline_bars import in_cells, share_bar
 
@@ -47,17 +46,17 @@ class MemoryPart:
         return Piece(self.name[0], _ROLES[self.name])
 
 
-def lines(row: Row, columns: int, rows: int, glyphs: Glyphs) -> list[Line]:
+def lines(row: Row, columns: int, rows: int) -> list[Line]:
     """Return the breakdown in exactly `rows` lines. Parts stand two to a line if there are few rows; of the lines below
     them, those that say least are left out."""
     step, cap = row.step, row.step.memory_cap_bytes if row.step else None
     peak, parts, below = step.peak_or_held_bytes if step else None, _parts(step), _below(row, cap)
-    drawn = [_line(Used("step peak", peak, cap), columns, glyphs, parts)]
+    drawn = [_line(Used("step peak", peak, cap), columns, parts)]
     if len(drawn) + len(parts) + len(below) <= rows:
-        drawn += [_part_line(part, cap, columns, glyphs) for part in parts]
+        drawn += [_part_line(part, cap, columns) for part in parts]
     else:
         drawn += _pairs(parts, columns)
-    drawn += [_line(one, columns, glyphs) for one in _most_telling(below, rows - len(drawn))]
+    drawn += [_line(one, columns) for one in _most_telling(below, rows - len(drawn))]
     return filled(drawn, columns, rows)
 
 
@@ -98,10 +97,10 @@ def _most_telling(found: Sequence[Used], rows: int) -> list[Used]:
     return kept
 
 
-def _line(one: Used, columns: int, glyphs: Glyphs, parts: Sequence[MemoryPart] = ()) -> Line:
+def _line(one: Used, columns: int, parts: Sequence[MemoryPart] = ()) -> Line:
     text = NA if one.used is None else f"{used_of(one.used, one.whole)} GB"
     warned = "warning" if one.part is not None and one.part > FULL_PART else ""
-    bar = _bar(one.part, warned or "bar", columns, glyphs)
+    bar = _bar(one.part, warned or "bar", columns)
     cells = len(bar.text) if one.part is not None else max(columns - _BEFORE_BAR, 0)
     return line(
         Piece(f" {one.name.ljust(10)}", "label"),
@@ -115,8 +114,8 @@ def _percent(part: float | None) -> str:
     return (percent(part) if part is not None else "").rjust(6) + "  "
 
 
-def _bar(part: float | None, role: str, columns: int, glyphs: Glyphs) -> Piece:
-    return share_bar(min(part or 0.0, 1.0), max(columns - _BEFORE_BAR, 0), glyphs)._replace(role=role)
+def _bar(part: float | None, role: str, columns: int) -> Piece:
+    return share_bar(min(part or 0.0, 1.0), max(columns - _BEFORE_BAR, 0))._replace(role=role)
 
 
 def _letters(parts: Sequence[MemoryPart], cells: int) -> list[Piece]:
@@ -125,7 +124,7 @@ def _letters(parts: Sequence[MemoryPart], cells: int) -> list[Piece]:
     return [part.letter._replace(text=part.letter.text * many) for part, many in zip(parts, counts, strict=False)]
 
 
-def _part_line(part: MemoryPart, cap: float | None, columns: int, glyphs: Glyphs) -> Line:
+def _part_line(part: MemoryPart, cap: float | None, columns: int) -> Line:
     of_cap = Used(part.name, part.used, cap).part
     return line(
         " ",
@@ -133,7 +132,7 @@ def _part_line(part: MemoryPart, cap: float | None, columns: int, glyphs: Glyphs
         Piece(f" {part.name.ljust(11)}", "label"),
         Piece(f"{gigabytes(part.used)} GB".rjust(10)),
         Piece(_percent(of_cap), "strong"),
-        _bar(of_cap, part.letter.role, columns, glyphs),
+        _bar(of_cap, part.letter.role, columns),
     )
 
 

@@ -49,7 +49,7 @@ def _drain_preview(proposal: Proposal) -> str:
         return f"{clean(node)} stays out until it is admitted; curve unchanged"
     staying = [seat for seat in seats if seat.node != node]
     left = [share for share in shares.without(seats, node) if share]
-    return f"{clean(node)} leaves; {moved(seats, staying, left, proposal.glyphs)}"
+    return f"{clean(node)} leaves; {moved(seats, staying, left)}"
 
 
 def _drain_undo(event: Event, run: RunView) -> Order:
@@ -91,7 +91,7 @@ def _admit_preview(proposal: Proposal) -> str:
     node = proposal.order.node or ""
     seats = shares.seats_of(proposal.state, node)
     before = [seat for seat in seats if seat.node != node]
-    return moved(before, seats, shares.with_back(seats, node), proposal.glyphs)
+    return moved(before, seats, shares.with_back(seats, node))
 
 
 def _admit_undo(event: Event, run: RunView) -> Order:

@@ -27,12 +27,12 @@ def _set_lr_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
 
 
 def _set_lr_preview(proposal: Proposal) -> str:
-    args, rate, glyphs = proposal.order.args, proposal.run.learning_rate, proposal.glyphs
+    args, rate = proposal.order.args, proposal.run.learning_rate
     value = float(args["value"])
-    change = f"lr {scientific(rate)} {glyphs.arrow} {scientific(value)}"
+    change = f"lr {scientific(rate)} → {scientific(value)}"
     if args.get("schedule", "scale") == "set":
         return f"{change}, constant from then on: changes the curve"
-    times = f", the rest of the schedule {glyphs.times}{value / rate:.3g}" if rate else ""
+    times = f", the rest of the schedule ×{value / rate:.3g}" if rate else ""
     return f"{change}{times}: changes the curve"
 
 
@@ -89,13 +89,13 @@ def _set_global_batch_refused(proposal: Proposal) -> str:
 
 def _set_global_batch_preview(proposal: Proposal) -> str:
     """Return what the batch would do; shares grow in proportion, as the agent makes them."""
-    args, now, glyphs = proposal.order.args, proposal.run.global_batch, proposal.glyphs
+    args, now = proposal.order.args, proposal.run.global_batch
     value, scaled = int(args["value"]), args.get("schedule") == "scale"
-    lr = f"lr {glyphs.times}{value / now:.3g}" if scaled and now else "lr scaled with it" if scaled else "lr unchanged"
+    lr = f"lr ×{value / now:.3g}" if scaled and now else "lr scaled with it" if scaled else "lr unchanged"
     seats = shares.seats_of(proposal.state)
     wanted = apportion(value, {index: float(seat.share) for index, seat in enumerate(seats)}) if seats else {}
-    made = outcome(seats, seats, tuple(wanted.values()), glyphs) if seats else ()
-    return joined(f"G {figure(now, '{}')} {glyphs.arrow} {value}, {lr}: changes the curve", *made)
+    made = outcome(seats, seats, tuple(wanted.values())) if seats else ()
+    return joined(f"G {figure(now, '{}')} → {value}, {lr}: changes the curve", *made)
 
 
 def _set_global_batch_undo(event: Event, run: RunView) -> Order:

@@ -187,7 +187,7 @@ def _autopilot_fields(state: ViewState, rank: int | None) -> tuple[FormField, ..
 def _autopilot_preview(proposal: Proposal) -> str:
     name, mode = proposal.order.args["name"], proposal.order.args["mode"]
     policies = proposal.run.policies
-    before = next((f"{view.mode} {proposal.glyphs.arrow} " for view in policies if view.name == name), "")
+    before = next((f"{view.mode} → " for view in policies if view.name == name), "")
     may_change = mode == "on" and POLICIES[name].changes_curve
     curve = "may change the curve when it acts" if may_change else "curve unchanged"
     return f"{name} {before}{mode}: {POLICIES[name].summary}; {curve}"

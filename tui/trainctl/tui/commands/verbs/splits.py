@@ -22,7 +22,6 @@ from trainctl.tui.commands.verb_description import (
 )
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text.glyphs import Glyphs
 from trainctl.tui.text.styled_line import clean
 
 
@@ -35,17 +34,17 @@ def _rebalance_refused(proposal: Proposal) -> str:
 
 
 def _rebalance_preview(proposal: Proposal) -> str:
-    seats, glyphs = shares.seats_of(proposal.state), proposal.glyphs
+    seats = shares.seats_of(proposal.state)
     if not proposal.order.args.get("auto"):
-        return moved(seats, seats, shares.resolve(seats, proposal.order.args["shares"]), glyphs)
+        return moved(seats, seats, shares.resolve(seats, proposal.order.args["shares"]))
     best = shares.fastest(seats)
     if best is None:
         return "own rates aren't measured yet; the agent decides"
     after = shares.with_micros(seats, best.micros)
-    micros = micros_changed(seats, after, best.shares, glyphs)
+    micros = micros_changed(seats, after, best.shares)
     if micros and best.shares == tuple(seat.share for seat in seats):
-        return joined(micros, *outcome(seats, after, best.shares, glyphs), "curve unchanged")
-    return joined(micros, moved(seats, after, best.shares, glyphs))
+        return joined(micros, *outcome(seats, after, best.shares), "curve unchanged")
+    return joined(micros, moved(seats, after, best.shares))
 
 
 def _rebalance_undo(event: Event, run: RunView) -> Order:
@@ -113,22 +112,22 @@ def _resize_batch_changes_nothing(order: Order, run: RunView) -> bool:
 
 
 def _resize_batch_preview(proposal: Proposal) -> str:
-    order, state, glyphs = proposal.order, proposal.state, proposal.glyphs
+    order, state = proposal.order, proposal.state
     micro, seats = int(order.args["micro"]), shares.seats_of(state)
     if not seats:
         return f"micro-batch {micro}; curve unchanged"
     micros = [micro if order.node in (None, seat.node) else seat.micro_batch for seat in seats]
     parts = []
     for seat in (seat for seat in seats if order.node in (None, seat.node)):
-        old, new = (_passes(seat.share, size, glyphs) for size in (seat.micro_batch, micro))
-        parts.append(f"{clean(seat.node)} {f'{old} {glyphs.arrow} {new}' if old != new else f'stays {old}'}")
+        old, new = (_passes(seat.share, size) for size in (seat.micro_batch, micro))
+        parts.append(f"{clean(seat.node)} {f'{old} → {new}' if old != new else f'stays {old}'}")
     both = zip(seats, micros, strict=True)
     if all(min(seat.share, size) == min(seat.share, seat.micro_batch) for seat, size in both):
         return f"{few(parts)}; curve unchanged"
     counts = [seat.share for seat in seats]
     then = [shares.with_micro(seat, size, state.tried) for seat, size in zip(seats, micros, strict=True)]
     now = shares.group_seconds(seats, counts)
-    step = shares.seconds_change(now, shares.group_seconds(then, counts), glyphs.arrow)
+    step = shares.seconds_change(now, shares.group_seconds(then, counts))
     changed = [(seat, size) for seat, size in zip(seats, micros, strict=True) if size != seat.micro_batch]
     sizes = ", ".join(map(str, sorted({size for _, size in changed})))
     memory = shares.memory_at(changed[0][0], changed[0][0].share, changed[0][1]) if len(changed) == 1 else None
@@ -141,9 +140,9 @@ def _resize_batch_preview(proposal: Proposal) -> str:
     )
 
 
-def _passes(share: int, micro: int, glyphs: Glyphs) -> str:
+def _passes(share: int, micro: int) -> str:
     micro = max(min(micro, share), 1)
-    return f"{micro}{glyphs.times}{math.ceil(share / micro)}"
+    return f"{micro}×{math.ceil(share / micro)}"
 
 
 def _resize_batch_undo(event: Event, run: RunView) -> Order:
