@@ -56,8 +56,8 @@ def keys_page() -> str:
         if row.where != where:
             where = row.where
             heading = _HEADINGS.get(where, where.capitalize())
-            lines += ["", f"## {heading}", "", "| key | action | |", "| --- | --- | --- |"]
-        lines.append(f"| {' '.join(f'`{key}`' for key in row.keys.split())} | `{row.name}` | {row.words} |")
+            lines += ["", f"## {heading}", "", "|key|action||", "|---|---|---|"]
+        lines.append(f"|{' '.join(f'`{key}`' for key in row.keys.split())}|`{row.name}`|{row.words}|")
     themes = ", ".join(f'`"{theme.name}"`' for theme in THEMES)
     return generated.filled(Path("docs/keys.md"), {"keys": "\n".join(lines), "themes": themes})
 

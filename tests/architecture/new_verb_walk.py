@@ -65,7 +65,7 @@ def pages() -> None:
     assert f"|`{VERB}`|`factor`|0.01≤float≤100=1.0|times|of the run file's schedule|" in page
     assert document["$defs"]["FollowSchedule"]["properties"]["factor"]["x-unit"] == "times"
     assert VERB in document["$defs"]["Command"]["properties"]["verb"]["enum"]
-    assert f"| `ctrl+l` | `{VERB}` | the run file's schedule again |" in generated_pages.keys_page()
+    assert f"|`ctrl+l`|`{VERB}`|the run file's schedule again|" in generated_pages.keys_page()
     assert keymap.checked({VERB: "f8"}) == ({VERB: "f8"}, {})
 
 
