@@ -219,11 +219,11 @@ def words(kind: shape.Type) -> str:
         case shape.LiteralType(values):
             return _named().get(frozenset(values)) or "/".join(sorted(map(str, values)))
         case shape.VarTupleType(item_type=item) | shape.ListType(item_type=item):
-            return f"array{_length(kind)} of {words(item)}"
+            return f"array({words(item)}){_length(kind)}"
         case shape.TupleType(item_types=items):
             return f"({', '.join(words(item) for item in items)})"
         case shape.DictType(key_type=key, value_type=value):
-            return f"map of {words(key)} to {words(value)}"
+            return f"map({words(key)}→{words(value)})"
         case shape.StructType(cls=cls):
             return f"[{cls.__name__}](#{cls.__name__.lower()})"
         case shape.AnyType():
@@ -300,6 +300,11 @@ def _label(field: shape.Field) -> str:
     return f"{field.encode_name}?" if nullable else field.encode_name
 
 
+def _meaning(kind: type, field: shape.Field, comments: Comments) -> str:
+    """Return a field's meaning without what the page says of all times."""
+    return comment(kind, field.name, comments).replace(", in Unix seconds", "")
+
+
 def _shared(kinds: Iterable[type[msgspec.Struct]], comments: Comments) -> dict[str, str]:
     """Return the meanings that a field has in two or more types, the most frequent one of each name."""
     counts = Counter((_label(field), comment(kind, field.name, comments)) for kind in kinds for field in _fields(kind))
@@ -310,10 +315,10 @@ def _type(kind: type[msgspec.Struct], comments: Comments, shared: dict[str, str]
     info = shape.type_info(kind)
     assert isinstance(info, shape.StructType)
     tag = f"`{info.tag}`: " if info.tag is not None else ""
-    order = " Encoded as an array of its fields, in this order." if info.array_like else ""
+    order = " Encoded as an array." if info.array_like else ""
     rows, also = [], []
     for field in _fields(kind):
-        meaning = comment(kind, field.name, comments)
+        meaning = _meaning(kind, field, comments)
         if shared.get(_label(field)) == meaning and not info.array_like:
             also.append(f"`{field.encode_name}` {_typed(field)}")
         else:
@@ -326,8 +331,12 @@ def _type(kind: type[msgspec.Struct], comments: Comments, shared: dict[str, str]
 def _enumerations(kinds: Iterable[type[msgspec.Struct]]) -> str:
     """Return the named enumerations of some types and of the verbs' arguments."""
     arguments = [verb.args for verb in verbs.VERBS.values()]
-    used = {word for kind in (*kinds, *arguments) for field in _fields(kind) for word in words(field.type).split()}
-    used = {word.rstrip("?") for word in used}
+    used = {
+        word
+        for kind in (*kinds, *arguments)
+        for field in _fields(kind)
+        for word in re.findall(r"\w+", words(field.type))
+    }
     rows = sorted((name, ", ".join(sorted(values))) for values, name in _named().items() if name in used)
     return _table("name", "values", rows=rows)
 
