@@ -35,9 +35,9 @@ from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.records import run_folders
 from trainctl.node_agent.records.agent_db import AgentDb
+from trainctl.node_agent.roles.drains import NodeDrain
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
-from trainctl.node_agent.roles.own_drain import NodeDrain
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole, Idle
 from trainctl.node_agent.runs import preflight, unstarted

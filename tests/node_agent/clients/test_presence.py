@@ -1,6 +1,6 @@
 """Who is attached: those who say so, for as long as they say so, and no more of them than there is room for."""
 
-from trainctl.node_agent.clients.query_source import EXPIRY_SECONDS, MAX_VIEWERS, Presence
+from trainctl.node_agent.clients.query_context import EXPIRY_SECONDS, MAX_VIEWERS, Presence
 from trainctl.protocol import messages as m
 
 

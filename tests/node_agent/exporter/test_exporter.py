@@ -9,7 +9,7 @@ import pytest
 from tests.node_agent.support import records
 from tests.node_agent.support.dashboard import DASHBOARD, queries
 
-from trainctl.node_agent.clients.query_source import LiveRun
+from trainctl.node_agent.clients.query_context import LiveRun
 from trainctl.node_agent.exporter import catalogue, listen_address
 from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, Totals, after, readings
 from trainctl.protocol import messages as m

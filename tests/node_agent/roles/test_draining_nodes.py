@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainctl.node_agent.roles.draining_nodes import Action, Situation, awaited_seconds, decide
+from trainctl.node_agent.roles.drains import Action, Situation, awaited_seconds, decide
 from trainctl.node_agent.roles.role import OwnDrain
 
 LIVE = {0: "alpha", 1: "beta", 2: "gamma"}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trainctl.node_agent.roles import own_drain
+from trainctl.node_agent.roles import drains
 from trainctl.node_agent.roles import role as transitions
-from trainctl.node_agent.roles.own_drain import NodeDrain
+from trainctl.node_agent.roles.drains import NodeDrain
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.trainers.rank_ports import Ending
 
@@ -30,10 +30,10 @@ def test_a_follower_has_left_when_its_lead_knows_that_its_trainer_ended():
 
 def test_one_whose_run_ends_as_a_whole_records_that_first(monkeypatch: pytest.MonkeyPatch):
     now = 100.0
-    monkeypatch.setattr(own_drain.time, "monotonic", lambda: now)
+    monkeypatch.setattr(drains.time, "monotonic", lambda: now)
     waits, _ = drain(in_group=True)
     assert not waits.has_left
-    now += own_drain.RUN_END_SECONDS - 1.0
+    now += drains.RUN_END_SECONDS - 1.0
     assert not waits.has_left
     now += 2.0  # its lead is gone
     assert waits.has_left
@@ -48,7 +48,7 @@ async def test_an_agent_stays_while_a_checkpoint_is_copied() -> None:
     leaving = NodeDrain(AgentRole(), 600.0, lambda: is_copying)
     leaving.begin("a test", exits=True)
     serving = asyncio.create_task(leaving.serve())
-    done, _ = await asyncio.wait([serving], timeout=3 * own_drain.FAREWELL_SECONDS)
+    done, _ = await asyncio.wait([serving], timeout=3 * drains.FAREWELL_SECONDS)
     assert not done, "the machine may end with the agent, and the copy with the machine"
     is_copying = False
     await asyncio.wait_for(serving, 60)

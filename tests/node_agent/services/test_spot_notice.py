@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from trainctl.node_agent.alerts.hooks import Outcome
-from trainctl.node_agent.roles.own_drain import NodeDrain
+from trainctl.node_agent.roles.drains import NodeDrain
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.services.spot_notice import WHY, SpotNotice
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from trainctl.node_agent.clients.query_source import (
-    QuerySource,
+from trainctl.node_agent.clients.query_context import (
+    QueryContext,
     UnknownRankError,
     from_record,
     kept_view,
@@ -31,7 +31,7 @@ ELSEWHERE_SECONDS = 3.0
 """Seconds another node's agent may take to answer a forwarded request; a client waits longer."""
 
 
-async def trace(request: m.TraceRequest, source: QuerySource) -> m.TracePart:
+async def trace(request: m.TraceRequest, source: QueryContext) -> m.TracePart:
     """From this node's disk, or from the agent of the node that has it."""
     if request.node != source.node:
         return await _trace_elsewhere(request, source)
@@ -53,7 +53,7 @@ def _read_trace(request: m.TraceRequest, directory: Path) -> m.TracePart:
     return m.TracePart(rid=request.rid, offset_bytes=request.offset_bytes, size_bytes=size, data=data)
 
 
-async def _trace_elsewhere(request: m.TraceRequest, source: QuerySource) -> m.TracePart:
+async def _trace_elsewhere(request: m.TraceRequest, source: QueryContext) -> m.TracePart:
     def read(client: Client) -> Awaitable[m.TracePart]:
         return client.ask(m.TraceRequest, request.run, request.node, request.file, request.offset_bytes)
 
@@ -66,7 +66,7 @@ async def _trace_elsewhere(request: m.TraceRequest, source: QuerySource) -> m.Tr
     return await _ask(address, request.rid, source, read, refused)
 
 
-async def policies(request: m.PoliciesRequest, source: QuerySource) -> m.Policies:
+async def policies(request: m.PoliciesRequest, source: QueryContext) -> m.Policies:
     """From the agent that leads the run. The newest commands come from the record."""
     paths = run_paths(request.run, source)
     live, run = source.live_run(paths.directory), paths.directory.name
@@ -82,7 +82,7 @@ async def policies(request: m.PoliciesRequest, source: QuerySource) -> m.Policie
     return m.Policies(rid=request.rid, run=run, step=live.view.step, policies=await from_record(paths, read))
 
 
-async def dry_run(request: m.DryRunRequest, source: QuerySource) -> m.DryRun:
+async def dry_run(request: m.DryRunRequest, source: QueryContext) -> m.DryRun:
     """Return what a command would do, from the agent that leads the run. Raises InvalidInputError."""
     paths = run_paths(request.run, source)
     live, run = source.live_run(paths.directory), paths.directory.name
@@ -97,13 +97,13 @@ async def dry_run(request: m.DryRunRequest, source: QuerySource) -> m.DryRun:
     return await _ask_lead(live.view, request.rid, source, lambda client: client.ask(m.DryRunRequest, *asked))
 
 
-async def _policies_elsewhere(request: m.PoliciesRequest, view: m.RunView, source: QuerySource) -> m.Policies:
+async def _policies_elsewhere(request: m.PoliciesRequest, view: m.RunView, source: QueryContext) -> m.Policies:
     if view.kind != "hosted":
         raise InvalidInputError("run", f"{view.run} is trained by another program: it has no policies")
     return await _ask_lead(view, request.rid, source, lambda client: client.ask(m.PoliciesRequest, view.run))
 
 
-async def _ask_lead(view: m.RunView, rid: str, source: QuerySource, question: Callable[[Client], Awaitable[R]]) -> R:
+async def _ask_lead(view: m.RunView, rid: str, source: QueryContext, question: Callable[[Client], Awaitable[R]]) -> R:
     """The reply of the agent that leads a run. Raises InvalidInputError if there is none."""
 
     def refused(error: TrainctlError) -> InvalidInputError:
@@ -116,7 +116,7 @@ async def _ask_lead(view: m.RunView, rid: str, source: QuerySource, question: Ca
 
 
 async def _ask(
-    address: str, rid: str, source: QuerySource, question: Callable[[Client], Awaitable[R]],
+    address: str, rid: str, source: QueryContext, question: Callable[[Client], Awaitable[R]],
     refused: Callable[[TrainctlError], InvalidInputError],
 ) -> R:  # fmt: skip
     """The reply of the agent at `address`, as one to request `rid`. Raises what `refused` makes of an error."""
@@ -128,7 +128,7 @@ async def _ask(
     return msgspec.structs.replace(reply, rid=rid)
 
 
-async def diagnosis(request: m.DiagnosisRequest, source: QuerySource) -> m.DiagnosisReply:
+async def diagnosis(request: m.DiagnosisRequest, source: QueryContext) -> m.DiagnosisReply:
     """Of a run as it is now by the agent that leads it, and else by the record."""
     paths = run_paths(request.run, source)
     run, live = paths.directory.name, source.live_run(paths.directory)
@@ -146,7 +146,7 @@ async def diagnosis(request: m.DiagnosisRequest, source: QuerySource) -> m.Diagn
     return m.DiagnosisReply(rid=request.rid, run=run, live=facts is not None, diagnosis=diagnosis)
 
 
-async def log(request: m.LogRequest, source: QuerySource) -> m.LogPart:
+async def log(request: m.LogRequest, source: QueryContext) -> m.LogPart:
     paths = run_paths(request.run, source)
     file, run = paths.log(request.rank), paths.directory.name
 
@@ -163,7 +163,7 @@ async def log(request: m.LogRequest, source: QuerySource) -> m.LogPart:
     )
 
 
-async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, source: QuerySource) -> m.LogPart:
+async def _log_elsewhere(request: m.LogRequest, paths: RunPaths, source: QueryContext) -> m.LogPart:
     """From the agent of the node that hosts the rank, or that knows which one does."""
 
     def read(client: Client) -> Awaitable[m.LogPart]:

@@ -7,8 +7,8 @@ from typing import Any
 import zmq
 
 from trainctl.node_agent.clients import forwarded_queries, run_queries
-from trainctl.node_agent.clients.query_source import (
-    QuerySource,
+from trainctl.node_agent.clients.query_context import (
+    QueryContext,
     UnknownRankError,
     UnknownRunError,
     from_record,
@@ -21,7 +21,7 @@ from trainctl.protocol.record.reader import RecordReader
 GAP_LIMIT = 400
 
 
-async def reply(request: m.Query, source: QuerySource) -> m.AgentReply:
+async def reply(request: m.Query, source: QueryContext) -> m.AgentReply:
     """The reply to a query, a refusal if there is no other."""
     try:
         return await _answer(request, source)
@@ -32,7 +32,7 @@ async def reply(request: m.Query, source: QuerySource) -> m.AgentReply:
         return m.Refusal(rid=request.rid, code="busy", text=f"{source.node} cannot answer now: {error}")
 
 
-async def _answer(request: m.Query, source: QuerySource) -> m.AgentReply:
+async def _answer(request: m.Query, source: QueryContext) -> m.AgentReply:
     match request:
         case m.SnapshotRequest():
             return await run_queries.snapshot(request, source)
@@ -83,7 +83,7 @@ async def _answer(request: m.Query, source: QuerySource) -> m.AgentReply:
             return m.RunEdited(rid=request.rid, freed_bytes=0)
 
 
-async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:
+async def _history(request: m.HistoryRequest, source: QueryContext) -> m.History:
     paths = run_paths(request.run, source)
 
     def read() -> m.History:
@@ -103,14 +103,14 @@ async def _history(request: m.HistoryRequest, source: QuerySource) -> m.History:
     return await asyncio.to_thread(read)
 
 
-def _gap(request: m.GapRequest, source: QuerySource) -> m.GapFill:
+def _gap(request: m.GapRequest, source: QueryContext) -> m.GapFill:
     kept = None
     if request.boot == source.publisher.boot:
         kept = source.publisher.again(request.first_seq, request.last_seq, GAP_LIMIT)
     return m.GapFill(rid=request.rid, complete=kept is not None, messages=kept or ())
 
 
-async def _events(request: m.EventsRequest, source: QuerySource) -> m.Events:
+async def _events(request: m.EventsRequest, source: QueryContext) -> m.Events:
     paths = run_paths(request.run, source)
     events, more = await from_record(
         paths, lambda reader: reader.events(request.after_id, request.limit, request.newest)
@@ -118,20 +118,20 @@ async def _events(request: m.EventsRequest, source: QuerySource) -> m.Events:
     return m.Events(rid=request.rid, run=paths.directory.name, events=tuple(events), more=more)
 
 
-async def _steps(request: m.StepsRequest, source: QuerySource) -> m.Steps:
+async def _steps(request: m.StepsRequest, source: QueryContext) -> m.Steps:
     paths = run_paths(request.run, source)
     steps, more = await from_record(paths, lambda reader: reader.steps(request.after_step, request.limit))
     return m.Steps(rid=request.rid, run=paths.directory.name, steps=tuple(steps), more=more)
 
 
-async def _hosts(request: m.HostsRequest, source: QuerySource) -> m.Hosts:
+async def _hosts(request: m.HostsRequest, source: QueryContext) -> m.Hosts:
     paths = run_paths(request.run, source)
     readings, last = await from_record(paths, lambda reader: reader.host_readings(request.after_row, request.limit))
     place = last or request.after_row
     return m.Hosts(rid=request.rid, run=paths.directory.name, readings=readings, last_row=place, more=last > 0)
 
 
-async def _samples(request: m.SamplesRequest, source: QuerySource) -> m.Samples:
+async def _samples(request: m.SamplesRequest, source: QueryContext) -> m.Samples:
     paths = run_paths(request.run, source)
     found, last, more = await from_record(
         paths, lambda reader: reader.samples(request.after_row, request.limit, request.newest)
@@ -139,13 +139,13 @@ async def _samples(request: m.SamplesRequest, source: QuerySource) -> m.Samples:
     return m.Samples(rid=request.rid, run=paths.directory.name, samples=found, last_row=last, more=more)
 
 
-async def _traces(request: m.TracesRequest, source: QuerySource) -> m.Traces:
+async def _traces(request: m.TracesRequest, source: QueryContext) -> m.Traces:
     paths = run_paths(request.run, source)
     found = await from_record(paths, lambda reader: reader.newest_events(request.limit, kind="profile"))
     return m.Traces(rid=request.rid, run=paths.directory.name, profiles=found)
 
 
-async def _pairs(request: m.PairsRequest, source: QuerySource) -> m.Pairs:
+async def _pairs(request: m.PairsRequest, source: QueryContext) -> m.Pairs:
     paths = run_paths(request.run, source)
     found = await from_record(paths, lambda reader: reader.held_out_pairs(request.limit))
     return m.Pairs(rid=request.rid, run=paths.directory.name, evaluations=found)

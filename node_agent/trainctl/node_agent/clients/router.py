@@ -16,7 +16,6 @@ from trainctl.node_agent.calibration.calibration_host import CalibrationHost
 from trainctl.node_agent.clients import queries
 from trainctl.node_agent.clients.fair_queue import Asker, FairQueue, Limits
 from trainctl.node_agent.clients.query_context import QueryContext
-from trainctl.node_agent.clients.query_source import QuerySource
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.roles.follower import Follower
@@ -127,7 +126,7 @@ class Router:
 
     def __init__(
         self, control: Any, authenticator: Authenticator | None, replies: Replies, lead: Lead, follower: Follower,
-        redirects: Redirects, source: QuerySource, guests: GuestRuns, work_lead: WorkLead,
+        redirects: Redirects, source: QueryContext, guests: GuestRuns, work_lead: WorkLead,
         calibrations: CalibrationHost,
     ) -> None:  # fmt: skip
         """`control` is bound already; `source` is what questions are answered from."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.node_agent.clients.query_source import LiveRun, QuerySource, UnknownRunError, kept_view
+from trainctl.node_agent.clients.query_context import LiveRun, QueryContext, UnknownRunError, kept_view
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
 from trainctl.protocol.batch.cost import run_rates
@@ -26,7 +26,7 @@ ANSWER_SECONDS = 2.0
 """Seconds the other agent may take to answer; the client of this one waits longer."""
 
 
-async def _view_from_lead(known: m.RunView, source: QuerySource) -> m.RunView:
+async def _view_from_lead(known: m.RunView, source: QueryContext) -> m.RunView:
     """A run as its lead of now has it; where that can't be reached, as it was when it was handed over."""
     lead = source.led_elsewhere(known.run)
     if lead is None:
@@ -44,7 +44,7 @@ async def _view_from_lead(known: m.RunView, source: QuerySource) -> m.RunView:
     return msgspec.structs.replace(known, lead=lead, reason=reason)
 
 
-async def _summaries_from_leads(rows: Iterable[m.RunSummary], source: QuerySource) -> list[m.RunSummary]:
+async def _summaries_from_leads(rows: Iterable[m.RunSummary], source: QueryContext) -> list[m.RunSummary]:
     """The same rows, those of runs led elsewhere as they are there; stale ones where that can't be told."""
     rows = list(rows)
     leads = {row.run: lead for row in rows if (lead := source.led_elsewhere(row.run)) is not None}
@@ -60,7 +60,7 @@ def _as_told(row: m.RunSummary, lead: str, told: dict[str, m.RunSummary]) -> m.R
     return msgspec.structs.replace(there, directory=row.directory, name=row.name, size_bytes=row.size_bytes)
 
 
-async def _runs_of(node: str, source: QuerySource) -> dict[str, m.RunSummary]:
+async def _runs_of(node: str, source: QueryContext) -> dict[str, m.RunSummary]:
     address = _reached(node, source)
     if address is None:
         return {}
@@ -71,7 +71,7 @@ async def _runs_of(node: str, source: QuerySource) -> dict[str, m.RunSummary]:
         return {}
 
 
-def _reached(node: str, source: QuerySource) -> str | None:
+def _reached(node: str, source: QueryContext) -> str | None:
     """Where an agent that is connected takes requests."""
     in_touch = any(peer.node == node and peer.state == "connected" for peer in source.peer_views())
     return source.address_of(node) if in_touch else None
@@ -82,7 +82,7 @@ SNAPSHOT_BUCKETS = 20_000
 """Most buckets in one snapshot, over all series: about 40 bytes each, which keeps it below the frame limit."""
 
 
-async def snapshot(request: m.SnapshotRequest, source: QuerySource) -> m.Snapshot:
+async def snapshot(request: m.SnapshotRequest, source: QueryContext) -> m.Snapshot:
     """`seq` is read before the record: what is published meanwhile may be in both, and clients drop a known step."""
     seq, boot = source.publisher.seq, source.publisher.boot
     directory = source.run_directory(request.run)
@@ -113,7 +113,7 @@ def _unreadable(run: str, error: InvalidInputError, at: float) -> m.Event:
     return m.Event(id=0, at=at, severity="error", by="auto", data=Notice(f"{run}: {error}"), run=run)
 
 
-async def _as_ended(kept: m.RunView | None, last: m.StepCommitted | None, source: QuerySource) -> m.RunView | None:
+async def _as_ended(kept: m.RunView | None, last: m.StepCommitted | None, source: QueryContext) -> m.RunView | None:
     """The last view that was kept, which may be from before the end when the agent was killed; of a run that is led
     elsewhere, the view there."""
     if kept is None:
@@ -126,7 +126,7 @@ async def _as_ended(kept: m.RunView | None, last: m.StepCommitted | None, source
 
 
 def _snapshot_of(
-    request: m.SnapshotRequest, source: QuerySource, boot: str, seq: int, view: m.RunView | None,
+    request: m.SnapshotRequest, source: QueryContext, boot: str, seq: int, view: m.RunView | None,
     last: m.StepCommitted | None, parts: tuple[m.RankStep, ...], events: tuple[m.Event, ...],
     series: tuple[m.Series, ...],
 ) -> m.Snapshot:  # fmt: skip
@@ -157,7 +157,7 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
     return last, tuple(parts), tuple(events), tuple(series), view
 
 
-async def runs(request: m.RunsRequest, source: QuerySource) -> m.Runs:
+async def runs(request: m.RunsRequest, source: QueryContext) -> m.Runs:
     rows = source.run_summaries()
     summaries = await asyncio.to_thread(lambda: [_summary(*row) for row in rows])
     return m.Runs(rid=request.rid, runs=tuple(await _summaries_from_leads(summaries, source)))

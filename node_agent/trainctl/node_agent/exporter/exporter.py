@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from trainctl.node_agent.clients.query_source import QuerySource
+from trainctl.node_agent.clients.query_context import QueryContext
 from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.exporter.samples import AgentSnapshot, Totals, after
 from trainctl.node_agent.transport.publisher import Publisher
@@ -16,10 +16,10 @@ class Exporter:
 
     def __init__(self, address: ListenAddress) -> None:
         self._server = _server(address)
-        self._source: QuerySource | None = None
+        self._source: QueryContext | None = None
         self._totals, self._started_at = Totals(), time.time()
 
-    def attend(self, source: QuerySource, publisher: Publisher) -> None:
+    def attend(self, source: QueryContext, publisher: Publisher) -> None:
         """Serve this agent, and count what it publishes from here on."""
         self._source = source
         publisher.listeners.append(self._count)

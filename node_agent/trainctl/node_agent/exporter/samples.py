@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainctl.node_agent.clients.query_source import LiveRun
+from trainctl.node_agent.clients.query_context import LiveRun
 from trainctl.node_agent.exporter.catalogue import (
     COMPUTE,
     HOST_METRICS,

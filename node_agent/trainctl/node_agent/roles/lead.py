@@ -15,7 +15,7 @@ from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import beyond
 from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.adoption import Adoption
-from trainctl.node_agent.roles.draining_nodes import DrainingNodes, awaited_seconds
+from trainctl.node_agent.roles.drains import DrainingNodes, awaited_seconds
 from trainctl.node_agent.roles.peer_events import PeerEvents
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole, Leading, WaitingToRestart

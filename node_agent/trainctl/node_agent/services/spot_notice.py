@@ -3,7 +3,7 @@
 import asyncio
 
 from trainctl.node_agent.alerts.hooks import Outcome, run_command
-from trainctl.node_agent.roles.own_drain import NodeDrain
+from trainctl.node_agent.roles.drains import NodeDrain
 from trainctl.node_agent.services.agent_log import log
 
 INTERVAL_SECONDS = 5.0
