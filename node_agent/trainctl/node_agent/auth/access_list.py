@@ -62,7 +62,7 @@ class AccessList:
         self.problem = ""
 
     def find(self, public: str) -> Rights | None:
-        """What a key may do, None if nothing."""
+        """Return what a key may do, None if nothing."""
         self._keep_up()
         return self._rights.get(public)
 
@@ -73,7 +73,7 @@ class AccessList:
         return self._revoked
 
     def lets_in(self, domain: str, public: str) -> bool:
-        """Whether a key may connect."""
+        """Return whether a key may connect."""
         rights = self.find(public)
         return rights is not None and (domain == REQUESTS or (domain == LIVE and rights.role != "node"))
 

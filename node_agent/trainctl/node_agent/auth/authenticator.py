@@ -138,7 +138,7 @@ class Authenticator:
                     await self._authenticator.handle_zap_message(asked)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether a key may connect: the authenticator's question. An exception here would end it."""
+        """Return whether a key may connect: the authenticator's question. An exception here would end it."""
         self._is_early = False
         try:
             public = key.decode("ascii")
@@ -193,12 +193,12 @@ class Authenticator:
         self._audit.flush(force=True)
 
     def lost_listeners(self) -> bool:
-        """Whether a key that could subscribe no longer may, since this was asked last."""
+        """Return whether a key that could subscribe no longer may, since this was asked last."""
         before, self._listeners = self._listeners, self.access.listeners
         return bool(before - self._listeners)
 
     def lost_nodes(self) -> bool:
-        """Whether a key was revoked, or let in again, since this was asked last."""
+        """Return whether a key was revoked, or let in again, since this was asked last."""
         before, self._revoked = self._revoked, self.access.revoked
         return before != self._revoked
 
@@ -243,7 +243,7 @@ class Authenticator:
     # ------------------------------------------------------------ other agents
 
     def to_peer(self, node: str, address: str) -> Credentials | None:
-        """What to speak to another node's agent with; None for one on loopback without keys. Raises
+        """Return what to speak to another node's agent with; None for one on loopback without keys. Raises
         InvalidInputError if its key isn't known, or was revoked."""
         public = self._cluster.nodes[node].key
         if public is None and addresses.is_near(address):

@@ -116,7 +116,7 @@ class QueryContext:
 
     @property
     def keys(self) -> Keyring | None:
-        """What other agents are asked with on behalf of clients."""
+        """Return what other agents are asked with on behalf of clients."""
         return self._context.authenticator.keyring if self._context.authenticator is not None else None
 
     def alerts(self) -> m.Alerts:
@@ -185,7 +185,7 @@ class QueryContext:
         return next((live for live in self.live_runs() if Path(live.view.directory) == directory), None)
 
     def policy_statuses(self, directory: Path) -> tuple[m.PolicyStatus, ...] | None:
-        """What the policies see of the run in a directory; None if this agent doesn't lead it."""
+        """Return what the policies see of the run in a directory; None if this agent doesn't lead it."""
         session = self._lead.session
         is_led = session is not None and Path(session.view.directory) == directory
         return session.conductor.proposals.policy_statuses() if session is not None and is_led else None
@@ -197,7 +197,7 @@ class QueryContext:
         return dry_run(session.conductor, request, time.monotonic()) if session is not None and is_led else None
 
     def live_facts(self, directory: Path) -> LiveFacts | None:
-        """What this agent knows of the run in a directory that its record doesn't; None if it doesn't lead it."""
+        """Return what this agent knows of the run in a directory that its record doesn't; None if it doesn't lead it."""
         session = self._lead.session
         is_led = session is not None and Path(session.view.directory) == directory
         return session.live_facts(self._alerts.view.alerts) if session is not None and is_led else None
@@ -262,7 +262,7 @@ def run_paths(run: str | None, source: QueryContext) -> RunPaths:
 
 
 async def from_record(paths: RunPaths, read: Callable[[RecordReader], T]) -> T:
-    """What `read` gives, in a thread."""
+    """Return what `read` gives, in a thread."""
 
     def reading() -> T:
         with RecordReader(paths) as reader:

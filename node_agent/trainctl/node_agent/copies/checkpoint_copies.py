@@ -47,7 +47,7 @@ class CheckpointCopies:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being copied, or is due."""
+        """Return whether something is being copied, or is due."""
         return bool(self._tasks) or bool(self._due())
 
     async def serve(self) -> None:

@@ -213,8 +213,8 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> None:
 
 
 def _reason(program: str, said: str) -> str:
-    """What a program that failed said, on one line: the first one of a node's own command. With rsync, warnings of ssh
-    and the other machine's banner come before the reason, so it is the last line that names one."""
+    """Return what a program that failed said, on one line: the first one of a node's own command. With rsync, warnings
+    of ssh and the other machine's banner come before the reason, so it is the last line that names one."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if program == RSYNC[0]:
         lines = [line for line in lines if not _CONSEQUENCES.match(line)][-1:] or lines

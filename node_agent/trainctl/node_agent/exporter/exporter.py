@@ -28,7 +28,7 @@ class Exporter:
 
     @property
     def url(self) -> str:
-        """What a scraper asks for."""
+        """Return what a scraper asks for."""
         return f"http://{self._server.address}/metrics"
 
     def _count(self, message: m.Live) -> None:

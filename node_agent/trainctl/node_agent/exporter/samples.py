@@ -248,7 +248,7 @@ def _run(live: LiveRun) -> Iterator[Reading]:
 
 
 def _of_ranks(ranks: Sequence[m.RankView], name: str) -> str:
-    """What they have of `Compute`, each value once; empty where none is known."""
+    """Return what they have of `Compute`, each value once; empty where none is known."""
     found = {getattr(rank.compute, name) for rank in ranks if rank.compute is not None}
     words = {("on" if value else "off") if isinstance(value, bool) else str(value or "") for value in found}
     return ",".join(sorted(words - {""}))

@@ -124,7 +124,7 @@ class NvidiaReader(DeviceReader):
 
 
 def clock_limits(reasons: int) -> tuple[ClockLimit, ...]:
-    """What lowers a device's clock, by NVML's bits; an idle device and a clock that somebody set are no limits."""
+    """Return what lowers a device's clock, by NVML's bits; an idle device and a clock that somebody set are no limits."""
     return tuple(limit for bits, limit in CLOCK_LIMITS if reasons & bits)
 
 

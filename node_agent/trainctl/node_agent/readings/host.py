@@ -58,7 +58,7 @@ class EnergyMeter:
             self.energy = before or Energy(at)
 
     def is_of(self, run: str) -> bool:
-        """Whether it is this run that is counted for."""
+        """Return whether it is this run that is counted for."""
         return run == self._run
 
     def pause(self) -> None:
@@ -86,7 +86,7 @@ def drawn_watts(gpus: Iterable[m.GpuReading]) -> float | None:
 
 
 def counted(reading: m.HostReading | None, gap_seconds: float) -> Energy | None:
-    """What an agent before this one had counted, `gap_seconds` ago."""
+    """Return what an agent before this one had counted, `gap_seconds` ago."""
     if reading is None or reading.energy_since_at is None:
         return None
     gap_seconds += reading.energy_gap_seconds

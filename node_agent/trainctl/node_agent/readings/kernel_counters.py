@@ -42,7 +42,7 @@ class RateMeter:
 
     @property
     def counts(self) -> bool:
-        """Whether there was a counter at the last reading."""
+        """Return whether there was a counter at the last reading."""
         return bool(self._before)
 
     def read(self, now: float) -> dict[str, float]:

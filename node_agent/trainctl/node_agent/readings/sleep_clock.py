@@ -63,7 +63,7 @@ class SleepClock:
 
 
 def slept_seconds(last: Clocks, now: Clocks) -> float | None:
-    """How long the machine slept between two looks; None if it didn't."""
+    """Return how long the machine slept between two looks; None if it didn't."""
     passed = now.monotonic - last.monotonic
     if now.suspended is not None and last.suspended is not None:
         suspended = now.suspended - last.suspended

@@ -93,7 +93,7 @@ class FollowedRun:
     address: str  # where its agent takes requests
 
     def is_same(self, other: "FollowedRun") -> bool:
-        """Whether it is the same rank for the same lead, wherever that is reached."""
+        """Return whether it is the same rank for the same lead, wherever that is reached."""
         return (self.run, self.rank, self.lead) == (other.run, other.rank, other.lead)
 
 
@@ -273,7 +273,7 @@ class AgentDb:
 
     @property
     def late_events(self) -> str:
-        """What `LateEvents` keeps, as JSON; empty: nothing yet."""
+        """Return what `LateEvents` keeps, as JSON; empty: nothing yet."""
         return self._late_events
 
     @late_events.setter
@@ -411,7 +411,7 @@ class AgentDb:
         self._retry_monotonic = time.monotonic() + RETRY_SECONDS
 
     def _write_now(self, what: str, sql: str, values: Sequence[Any]) -> bool:
-        """Whether a row was added."""
+        """Return whether a row was added."""
         self.retry()
         try:
             added = self._do(lambda: self._connection.execute(sql, values).rowcount == 1)

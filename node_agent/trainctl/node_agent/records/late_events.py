@@ -30,7 +30,7 @@ class LateEvents:
         self._keep([*self._waiting, _Waiting(lead, event)])
 
     def for_lead(self, lead: str) -> tuple[m.LateEvent, ...]:
-        """What an answer to a ping of this node says, oldest first."""
+        """Return what an answer to a ping of this node says, oldest first."""
         return tuple(one.event for one in self._waiting if one.lead == lead)[:MOST]
 
     def remove(self, lead: str, branches: Collection[str]) -> None:

@@ -139,7 +139,7 @@ def agreed(reader: RecordReader, hosted: m.HostedRank) -> tuple[int, int]:
 
 
 def state(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
-    """What of a record isn't in its steps and events; of evaluations and samples those from a step on."""
+    """Return what of a record isn't in its steps and events; of evaluations and samples those from a step on."""
     for key, value in reader.metas().items():
         if key not in OWN_KEYS:
             yield m.KeptValue(key=key, value=value)
@@ -162,8 +162,8 @@ def _samples(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
 
 
 def beyond(recorder: RunDb, paths: RunPaths, own: m.HostedRank, other: m.HostedRank) -> list[m.Kept]:
-    """What a node's record has and another one's, which is about to lead the run, has not: its lead was gone before
-    it had sent both the same. Raises RefusedError if that is much, for then this node is the one to lead."""
+    """Return what a node's record has and another one's, which is about to lead the run, has not: its lead was gone
+    before it had sent both the same. Raises RefusedError if that is much, for then this node is the one to lead."""
     if not is_beyond(own, other):
         return []
     items: list[m.Kept] = [m.KeptPlan(plan=plan) for plan in recorder.last_state().plans[-HANDED_PLANS:]]
@@ -183,12 +183,12 @@ def beyond(recorder: RunDb, paths: RunPaths, own: m.HostedRank, other: m.HostedR
 
 
 def far(hosted: m.HostedRank) -> tuple[int, int, int, int]:
-    """How far a record goes, to be compared with another one's of the same run."""
+    """Return how far a record goes, to be compared with another one's of the same run."""
     return hosted.generation.term if hosted.generation else 0, hosted.step, hosted.seq, hosted.event
 
 
 def is_beyond(own: m.HostedRank, other: m.HostedRank) -> bool:
-    """Whether a record has anything that another one of the same run hasn't; not what an older lead kept alone."""
+    """Return whether a record has anything that another one of the same run hasn't; not what an older lead kept alone."""
     (term, *has), (other_term, *other_has) = far(own), far(other)
     return term > other_term or (term == other_term and any(a > b for a, b in zip(has, other_has, strict=True)))
 

@@ -174,7 +174,7 @@ class RunDb:
         self.on_kept(m.KeptRetraction(after_step=step, after_event=event))
 
     def is_retracted(self, step: int, generation: m.Generation) -> bool:
-        """Whether the step was committed in this generation, and marked since."""
+        """Return whether the step was committed in this generation, and marked since."""
         return self._read(lambda reader: reader.is_retracted(step, generation))
 
     def event(

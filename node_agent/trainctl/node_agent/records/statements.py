@@ -161,7 +161,7 @@ def _replace_values(connection: sqlite3.Connection, step: int, rank: int, values
 
 
 def _values_are(connection: sqlite3.Connection, step: int, rank: int, values: Mapping[str, float]) -> bool:
-    """Whether the record has exactly these for the step, of those that have no column."""
+    """Return whether the record has exactly these for the step, of those that have no column."""
     known = "SELECT present, body FROM metric_values WHERE step = ? AND rank = ?"
     found: tuple[bytes, bytes] | None = connection.execute(known, (step, rank)).fetchone()
     return found == _packed(connection, values)

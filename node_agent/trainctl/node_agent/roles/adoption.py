@@ -101,8 +101,8 @@ class Adoption:
         return found
 
     async def _check_reach(self, row: KnownRun, out: Collection[str], *, old_lead_is_off: bool) -> str:
-        """Whether all nodes of the run but those `out`, and its newest checkpoint, can be reached; gives what is lost
-        where an older one has to do. Raises InvalidInputError."""
+        """Return whether all nodes of the run but those `out`, and its newest checkpoint, can be reached; gives what is
+        lost where an older one has to do. Raises InvalidInputError."""
         paths, node = RunPaths(row.directory), self._context.node
         self._launch.check_take_over(paths)
         for other in restore.kept_ranks(paths).values():

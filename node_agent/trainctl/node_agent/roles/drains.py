@@ -79,9 +79,9 @@ def decide(now: Situation) -> Action:
 
 
 def awaited_seconds(*, goes_back: bool, leaving: bool) -> float:
-    """How long the end of a run waits for a node that can't be reached. In a run that goes back to its checkpoint every
-    rank starts again anyway. The agent of a node that leaves exits once its trainer has ended, even if its last message
-    was lost."""
+    """Return how long the end of a run waits for a node that can't be reached. In a run that goes back to its
+    checkpoint every rank starts again anyway. The agent of a node that leaves exits once its trainer has ended, even if
+    its last message was lost."""
     return GONE_SECONDS if goes_back or leaving else LOST_SECONDS
 
 
@@ -172,7 +172,7 @@ class NodeDrain:
 
     @property
     def exits(self) -> bool:
-        """Whether the agent exits when its node has left."""
+        """Return whether the agent exits when its node has left."""
         return self._exits.is_set()
 
     def call_off(self) -> None:
@@ -204,7 +204,7 @@ class NodeDrain:
 
     @property
     def has_left(self) -> bool:
-        """Whether no rank of this node takes part in a run, and the run's lead knows that."""
+        """Return whether no rank of this node takes part in a run, and the run's lead knows that."""
         match self._role.now:
             case Idle() | WaitingToRestart():
                 return True
@@ -216,7 +216,7 @@ class NodeDrain:
                 assert_never(missing)
 
     def _awaits_end(self, followed: FollowedRank) -> bool:
-        """Whether the run is about to end as a whole, and its lead reports that soon."""
+        """Return whether the run is about to end as a whole, and its lead reports that soon."""
         now = time.monotonic()
         self._ended_monotonic = self._ended_monotonic or now
         return followed.is_in_group and now < self._ended_monotonic + RUN_END_SECONDS

@@ -134,7 +134,7 @@ class Claim:
         return dict(zip(nodes, await asyncio.gather(*claims), strict=True))
 
     def _shortfall(self, answers: dict[str, m.PeerConsent | None]) -> str:
-        """What is missing for a majority of the cluster's nodes, empty if nothing is."""
+        """Return what is missing for a majority of the cluster's nodes, empty if nothing is."""
         count = len(self._peers.links) + 1
         agree = 1 + sum(answer is not None and not answer.refusal for answer in answers.values())
         if 2 * agree > count:
@@ -153,5 +153,5 @@ class Claim:
 
 
 def _is_outdated(answers: Sequence[m.PeerConsent], term: int) -> bool:
-    """Whether a refusal names a newer term, or another claimant in this one."""
+    """Return whether a refusal names a newer term, or another claimant in this one."""
     return any(answer.refusal and answer.term >= term for answer in answers)

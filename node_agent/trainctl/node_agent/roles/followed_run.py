@@ -62,7 +62,7 @@ class FollowedRank:
 
     @property
     def is_in_group(self) -> bool:
-        """Whether its rank takes part in the run's steps, by the newest state that its lead has sent."""
+        """Return whether its rank takes part in the run's steps, by the newest state that its lead has sent."""
         text = self.recorder.meta(DURABLE_KEY)
         if text is None:
             return False
@@ -99,7 +99,7 @@ class FollowedRank:
         return replication.keep_all(self.recorder, items)
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
-        """What its record has beyond that of a node about to lead the run. Raises RefusedError if that is much."""
+        """Return what its record has beyond that of a node about to lead the run. Raises RefusedError if that is much."""
         return replication.beyond(self.recorder, self.paths, self.hosted, other)
 
     def follow(self, lead: str, address: str) -> None:
@@ -149,7 +149,7 @@ class FollowedRank:
         return self._awaited_term if self._awaited_term > self.generation.term else 0
 
     def is_to_be_reclaimed(self) -> bool:
-        """Whether its new lead has been waited for long enough; from then on it is waited for as long again."""
+        """Return whether its new lead has been waited for long enough; from then on it is waited for as long again."""
         if not self.awaited_term or time.monotonic() < self._awaited_since_monotonic + RECLAIM_SECONDS:
             return False
         self._awaited_since_monotonic = time.monotonic()
@@ -158,7 +158,7 @@ class FollowedRank:
     # ------------------------------------------------------------ up
 
     def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
-        """Whether what its lead sent it before this answer may have been lost."""
+        """Return whether what its lead sent it before this answer may have been lost."""
         self._ready = self._ready or isinstance(answer, m.Ready) or (isinstance(answer, m.Alive) and bool(answer.ready))
         returned, self._missed = returned or self._missed, False
         return returned

@@ -313,7 +313,7 @@ class Follower:
             self._context.publisher.publish(followed.view)
 
     async def _tell_ending(self, followed: FollowedRank, ending: Ending) -> bool:
-        """How its trainer ended, after what it reported last: that may not have arrived."""
+        """Return how its trainer ended, after what it reported last: that may not have arrived."""
         lead = followed.known.lead
         for report in followed.port.last_reports() if self._links.address(lead) is not None else ():
             await self._pass_on(lead, report)
@@ -327,7 +327,7 @@ class Follower:
         return await self._links.answer(lead, said)
 
     def lead_silent_seconds(self, followed: FollowedRank) -> float:
-        """How long its lead has been silent, as far as it was listened for."""
+        """Return how long its lead has been silent, as far as it was listened for."""
         return time.monotonic() - max(self._links.heard_monotonic(followed.known.lead), followed.since_monotonic)
 
     async def _look_for_lead(self, followed: FollowedRank) -> None:

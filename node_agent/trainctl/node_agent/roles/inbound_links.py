@@ -39,7 +39,7 @@ class InboundLinks:
         return next((lead for lead, talk in self._links.items() if talk.numbers.link == link), None)
 
     def is_current(self, lead: str, link: str) -> bool:
-        """Whether it is the conversation with this lead, not one before it."""
+        """Return whether it is the conversation with this lead, not one before it."""
         return lead in self._links and self._links[lead].numbers.link == link
 
     def heard_monotonic(self, lead: str) -> float:

@@ -112,7 +112,7 @@ class Lead:
 
     @property
     def is_starting(self) -> bool:
-        """Whether a run is just being opened."""
+        """Return whether a run is just being opened."""
         return self._role.is_starting
 
     # ------------------------------------------------------------ starting
@@ -247,7 +247,7 @@ class Lead:
         return session
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
-        """What the record of the run that is led has beyond a claimant's. Raises RefusedError if that is much."""
+        """Return what the record of the run that is led has beyond a claimant's. Raises RefusedError if that is much."""
         if self.session is None:
             return []
         own = m.HostedRank(self.session.run, 0, None, *self.session.recorder.newest())

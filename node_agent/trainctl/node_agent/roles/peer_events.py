@@ -48,7 +48,7 @@ class PeerEvents:
         self._woke: dict[str, float] = {}  # when each node last woke, by its own clock
 
     def hello(self, link: str) -> m.PeerHello:
-        """How this agent introduces itself."""
+        """Return how this agent introduces itself."""
         here = self._context.cluster.nodes.get(self._context.node)
         session = self._lead.session
         generation = self._db.generation if session is None else session.conductor.durable.generation

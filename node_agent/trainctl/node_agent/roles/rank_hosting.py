@@ -183,7 +183,7 @@ class RankHosting:
             self.followed.close()
 
     def hosted_for(self, lead: str) -> tuple[m.HostedRank, ...]:
-        """What that node's agent is given of it."""
+        """Return what that node's agent is given of it."""
         followed = self.followed
         return (followed.hosted,) if followed is not None and followed.known.lead == lead else ()
 
@@ -200,6 +200,6 @@ def _check_is_of_run(paths: RunPaths, config: RunFile) -> None:
 
 
 def _hint(field: str) -> str:
-    """What helps if this node lacks the files that a field names."""
+    """Return what helps if this node lacks the files that a field names."""
     is_path = field.endswith((".path", ".model_path", ".data_path", ".held_out_path"))
     return "; to copy the files to this node, run trainctl cluster sync RUN.toml" if is_path else ""

@@ -164,11 +164,11 @@ class OwnDrain:
     grace_seconds: float  # the agent may be ended after this long
 
     def may_hand_over(self, now: float) -> bool:
-        """Whether there is still time to hand over a run that is led here; the rest is for a checkpoint."""
+        """Return whether there is still time to hand over a run that is led here; the rest is for a checkpoint."""
         return now < self.since_monotonic + HAND_OVER_PART * self.grace_seconds
 
     def turn(self, now: float) -> int:
-        """How many nodes have had the time to take over a run that is led here."""
+        """Return how many nodes have had the time to take over a run that is led here."""
         seconds = max(SUCCESSOR_SECONDS, HAND_OVER_PART * self.grace_seconds / SUCCESSORS)
         return int((now - self.since_monotonic) / seconds)
 
@@ -226,7 +226,7 @@ class AgentRole:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it takes part in no run."""
+        """Return whether it takes part in no run."""
         return isinstance(self._now, Idle)
 
     def check_no_work(self) -> None:
@@ -250,7 +250,7 @@ class AgentRole:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a run is led, or waits to be resumed."""
+        """Return whether a run is led, or waits to be resumed."""
         return not isinstance(self._now, Idle | Following)
 
     @property

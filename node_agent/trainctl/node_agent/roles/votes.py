@@ -102,8 +102,8 @@ class Votes:
     def _beyond_ended(
         self, claimant: str, address: str, claim: m.PeerClaim, said: m.PeerConsent
     ) -> tuple[m.PeerConsent, list[m.Kept], str]:
-        """What this node's record of a run that has ended has beyond the claimant's, or why that can't be told. If its
-        own agent led the run it leads it no more. Raises InvalidInputError."""
+        """Return what this node's record of a run that has ended has beyond the claimant's, or why that can't be told.
+        If its own agent led the run it leads it no more. Raises InvalidInputError."""
         row = self._db.known_run(claim.run)
         if row is None:
             return said, [], ""

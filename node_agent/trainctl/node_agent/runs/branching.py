@@ -45,9 +45,9 @@ class Fork(NamedTuple):
         return self.parent.directory.name
 
     def start(self, config: RunFile, begun: Durable) -> Durable:
-        """What the branch begins with. What commands had changed up to the step stays, unless `config` has other values
-        than the parent's file in the tables that it belongs to. `begun`: what a run without a parent begins with.
-        Raises InvalidInputError."""
+        """Return what the branch begins with. What commands had changed up to the step stays, unless `config` has other
+        values than the parent's file in the tables that it belongs to. `begun`: what a run without a parent begins
+        with. Raises InvalidInputError."""
         if self.step >= config.run.steps:
             problem = f"{config.run.steps}, but the branch starts at step {self.step}: give a larger number"
             raise InvalidInputError("config: run.steps", problem)
@@ -58,7 +58,7 @@ class Fork(NamedTuple):
         )  # fmt: skip
 
     def _settings(self, config: RunFile, first: Settings) -> tuple[Settings, bool]:
-        """What the branch's first plan is made from, and whether its ranks have their shares of the parent's."""
+        """Return what the branch's first plan is made from, and whether its ranks have their shares of the parent's."""
         then = self.settings
         if then is None:
             return first, False
@@ -72,7 +72,7 @@ class Fork(NamedTuple):
         return Settings(1, then.global_batch, ranks, lr), False
 
     def _same_ranks(self, config: RunFile, then: Settings) -> bool:
-        """Whether shares and micro-batches of the parent's ranks suit the branch's."""
+        """Return whether shares and micro-batches of the parent's ranks suit the branch's."""
         nodes = [setting.node for _, setting in sorted(then.ranks.items())]
         same = (config.batch, config.nodes) == (self.config.batch, self.config.nodes or config.nodes)
         return same and nodes == list(config.nodes) and len(then.live) == len(then.ranks)

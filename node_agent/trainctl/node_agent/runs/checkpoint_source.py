@@ -96,8 +96,8 @@ def _own(paths: RunPaths, node: str, at_most: int | None) -> Source:
 
 
 def stands(paths: RunPaths, manifest: checkpoints.Manifest) -> bool:
-    """Whether the step that it is of was made in the generation that the record has: a rank that was cut off may have
-    completed one of a step that was retracted and made again. Where that isn't known it counts."""
+    """Return whether the step that it is of was made in the generation that the record has: a rank that was cut off may
+    have completed one of a step that was retracted and made again. Where that isn't known it counts."""
     with RecordReader(paths) as reader:
         return _stands(reader, manifest.step, _generation(manifest))
 
@@ -115,7 +115,7 @@ def _generation(manifest: checkpoints.Manifest) -> Generation | None:
 
 
 def setups_of(paths: RunPaths, durable: Durable, step: int) -> Resumed | None:
-    """What the ranks that made `step` computed with; None without a step, or where a version that kept none led."""
+    """Return what the ranks that made `step` computed with; None without a step, or where a version that kept none led."""
     with RecordReader(paths) as reader:
         ranks = [part.rank for part in reader.rank_steps(step)] if step else []
     found = {rank: durable.setups[rank] for rank in ranks if rank in durable.setups}

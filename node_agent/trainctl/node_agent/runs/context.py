@@ -43,7 +43,8 @@ class AgentContext:
         return Placement(self.address, self.cluster)
 
     def credentials(self, node: str, address: str) -> Credentials | None:
-        """What to speak to another agent with; None: no keys are used. Raises InvalidInputError if it can't be had."""
+        """Return what to speak to another agent with; None: no keys are used. Raises InvalidInputError if it can't be
+        had."""
         if self.authenticator is not None:
             return self.authenticator.to_peer(node, address)
         if self.cluster.nodes[node].key is not None or not addresses.is_near(address):

@@ -195,7 +195,7 @@ class RunEta:
             self._eta.plan(kind, seconds * (usual[kind] / whole if whole > 0 else 1 / len(sides)))
 
     def _schedules(self, held_out: int) -> dict[str, Schedule]:
-        """What the conductor will make of plans."""
+        """Return what the conductor will make of plans."""
         config, usual = self._config, self._eta.usual_seconds or 0.0
         batch = self._last.samples if self._last is not None and self._last.samples else 0
         evaluation = FORWARD_PART * usual * held_out / batch if batch else 0.0

@@ -98,8 +98,8 @@ class LateNotes:
 
 
 def _has(paths: RunPaths, data: RunBranched) -> bool:
-    """Whether the record has such an event among its newest. Raises InvalidInputError without a record that can be
-    read."""
+    """Return whether the record has such an event among its newest. Raises InvalidInputError without a record that can
+    be read."""
     with RecordReader(paths) as reader:
         events, _ = reader.events(limit=NEWEST_EVENTS, newest=True)
     return any(event.data == data for event in events)

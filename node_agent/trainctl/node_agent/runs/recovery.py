@@ -218,7 +218,7 @@ class Backoff:
 
     @property
     def held_seconds(self) -> float:
-        """How long it has waited for nodes."""
+        """Return how long it has waited for nodes."""
         return 0.0 if self._held_since is None else self._clock() - self._held_since
 
     def forget(self) -> None:

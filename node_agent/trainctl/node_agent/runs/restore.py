@@ -121,7 +121,7 @@ def _forked(opening: Opening, fork: Fork, node: str, by: str) -> Opening:
 
 
 def first_durable(config: RunFile, term: int = 1) -> Durable:
-    """What a new run begins with. Raises InvalidInputError if its shares don't fit its global batch."""
+    """Return what a new run begins with. Raises InvalidInputError if its shares don't fit its global batch."""
     return Durable(_first_settings(config), max(FIRST_GENERATION, Generation(term, 0)), 0, probed=())
 
 
@@ -370,8 +370,8 @@ def recent_plans(durable: Durable, plans: Iterable[StepPlan]) -> tuple[StepPlan,
 
 
 def taken_over(durable: Durable, term: int, recent: Sequence[StepPlan]) -> Durable:
-    """What another node's conductor kept, for one that takes its place: that may have committed and shown a step that
-    its own rank alone had made, so what was planned is made again just so; not what was to be planned again, for a
+    """Return what another node's conductor kept, for one that takes its place: that may have committed and shown a step
+    that its own rank alone had made, so what was planned is made again just so; not what was to be planned again, for a
     command, and so was never begun."""
     newest = max(recent, key=lambda plan: (plan.generation, plan.seq), default=None)
     planned = newest.step if newest is not None and durable.mode != "paused" else 0
@@ -391,11 +391,10 @@ def _step(paths: RunPaths, step: int) -> StepCommitted | None:
 
 
 def _settings_after(recorder: RunDb, step: int, done: StepCommitted | None, latest: Settings) -> Settings:
-    """What the step after `step` was planned with, if it was planned since, under a plan version of its own; else the
-    latest. `done`: the row of `step`, None if the run started there.
+    """Return what the step after `step` was planned with, if it was planned since, under a plan version of its own;
+    else the latest. `done`: the row of `step`, None if the run started there.
 
-    A plan of an older generation than that step's was made before the run went back behind it, and went another way.
-    """
+    A plan of an older generation than that step's was made before the run went back behind it, and went another way."""
     plan = recorder.train_plan(step + 1)
     if plan is not None and done is not None and plan.generation < done.generation:
         plan = None
@@ -426,8 +425,8 @@ def _gap_in_words(last: int, step: int) -> str:
 
 
 def _skips(durable: Durable, settings: Settings, start: int, step: int) -> tuple[Skipped, ...]:
-    """What is skipped up to `step`, and what the rollback to it asks to skip from the position `start` on. Skips at
-    later steps are undone with these."""
+    """Return what is skipped up to `step`, and what the rollback to it asks to skip from the position `start` on. Skips
+    at later steps are undone with these."""
     found, asked = [skip for skip in durable.skipped if skip.step <= step], durable.rollback
     if asked is None or asked.step != step or not asked.skip_batches:
         return tuple(found)
@@ -445,7 +444,7 @@ def _skips_in_words(skipped: Sequence[Skipped], step: int) -> tuple[str, ...]:
 
 
 def _gone_further_back(asked: Rollback | None, step: int) -> tuple[str, ...]:
-    """What the events say where the checkpoint that a rollback named couldn't be had."""
+    """Return what the events say where the checkpoint that a rollback named couldn't be had."""
     if asked is None or asked.step == step:
         return ()
     what = f"rollback to step {asked.step:,}: its checkpoint is gone or unreachable; continued from step {step:,}"
@@ -455,7 +454,7 @@ def _gone_further_back(asked: Rollback | None, step: int) -> tuple[str, ...]:
 def _policies_at(
     paths: RunPaths, config: RunFile, policies: Mapping[str, PolicyState], step: int
 ) -> dict[str, PolicyState]:
-    """What a run keeps of its policies when it continues from `step`: none of their commands is open any more."""
+    """Return what a run keeps of its policies when it continues from `step`: none of their commands is open any more."""
     with RecordReader(paths) as reader:
         done = [(made.step, math.nan if made.loss is None else made.loss) for made in reader.evaluations()]
     evaluations = [(at, loss) for at, loss in done if at <= step]
@@ -555,8 +554,8 @@ def _first_settings(config: RunFile) -> Settings:
 
 
 def _progress(last: StepCommitted | None, durable: Durable) -> Progress:
-    """How far the run has come by the last step in its record; positions that `durable` skips after that step count as
-    passed."""
+    """Return how far the run has come by the last step in its record; positions that `durable` skips after that step
+    count as passed."""
     skips, gap = durable.skipped, durable.gap
     if gap is not None and (last is None or last.step < gap.step):
         known = _progress(last, msgspec.structs.replace(durable, gap=None))

@@ -366,7 +366,7 @@ class Session:
         return {rank: profile for rank, profile in found.items() if profile is not None}
 
     def live_facts(self, alerts: tuple[messages.AlertView, ...]) -> LiveFacts:
-        """What a diagnosis of the run needs that its record doesn't have; `alerts`: open ones."""
+        """Return what a diagnosis of the run needs that its record doesn't have; `alerts`: open ones."""
         is_running = self.view.state == "running"
         age_seconds = time.monotonic() - self.last_commit_monotonic if is_running else None
         return LiveFacts(self.view, alerts, self.profiles, self._newest_readings.by_node, age_seconds, self.doing)

@@ -73,7 +73,8 @@ class TrainerLink:
         return self._writes.get((run, rank), (0, 0, 0.0))[2]
 
     def held(self, run: str, rank: int) -> Held | None:
-        """What memory a rank's last step took, or its first plan before any step; None if it has reported neither."""
+        """Return what memory a rank's last step took, or its first plan before any step; None if it has reported
+        neither."""
         return self._held.get((run, rank))
 
     def forget_held(self, run: str, rank: int) -> None:
@@ -82,7 +83,7 @@ class TrainerLink:
         self._writes.pop((run, rank), None)
 
     async def send(self, rank: int, message: m.ToTrainer | m.WorkSlice) -> bool:
-        """Whether the trainer was there to take it."""
+        """Return whether the trainer was there to take it."""
         identity = self._peers.get((message.run, rank))
         if identity is None:
             return False

@@ -50,7 +50,7 @@ class Kills(NamedTuple):
 
 
 def recognised(exit_status: int | None, kills: Kills | None, held: Held | None) -> str:
-    """What says that it ran out of memory; empty if nothing does. `kills`, `held`: None if not known."""
+    """Return what says that it ran out of memory; empty if nothing does. `kills`, `held`: None if not known."""
     if exit_status == -signal.SIGKILL and kills is not None and kills.after > kills.before:
         return f"the kernel killed it for memory (oom_kill {kills.before} → {kills.after})"
     if exit_status in ENDINGS and held is not None and held.is_near_cap and held.cap is not None:

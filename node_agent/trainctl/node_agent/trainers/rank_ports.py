@@ -122,7 +122,7 @@ class LocalRank:
             raise RefusedError(f"rank {self._rank} cannot be started: {error}") from None
 
     async def tell(self, order: m.ToTrainer) -> bool:
-        """Whether the trainer was there to take it."""
+        """Return whether the trainer was there to take it."""
         if isinstance(order, m.Leave):
             self._leave_due = min(self._leave_due, time.monotonic() + LEAVE_SECONDS)
         is_sent = await self._link.send(self._rank, order)
@@ -177,7 +177,7 @@ class LocalRank:
 
     @property
     def in_touch(self) -> bool:
-        """Whether it can be ended from here."""
+        """Return whether it can be ended from here."""
         return True
 
     @property
@@ -236,7 +236,7 @@ class LocalRank:
 
 
 def last_words(tail: Sequence[str]) -> str:
-    """What a trainer's log ends with, where that is of its end and not of its work."""
+    """Return what a trainer's log ends with, where that is of its end and not of its work."""
     last = next((log_format.read(line) for line in reversed(tail) if line.strip()), None)
     if last is None or (last.level == "INFO" and not last.text.startswith("leaving")):
         return ""
@@ -254,7 +254,7 @@ class RemoteRank:
         """Its agent has started it when it agreed to host it."""
 
     async def tell(self, order: m.ToTrainer) -> bool:
-        """Whether its agent was there to take it."""
+        """Return whether its agent was there to take it."""
         return await self._link.send(m.PeerRelay(link="", seq=0, rank=self._rank, order=order))
 
     def look(self) -> Look:
@@ -266,7 +266,7 @@ class RemoteRank:
         return next(hosted, None)
 
     def doing(self) -> str:
-        """What is known of a trainer that isn't heard of."""
+        """Return what is known of a trainer that isn't heard of."""
         return "silent" if self.in_touch else f"{self._link.node}'s agent: {self._link.line.why}"
 
     def last_reports(self) -> list[m.Report]:
@@ -275,7 +275,7 @@ class RemoteRank:
 
     @property
     def in_touch(self) -> bool:
-        """Whether it can be ended from here."""
+        """Return whether it can be ended from here."""
         return self._link.line.open
 
     @property

@@ -112,7 +112,8 @@ class TrainerSupervisor:
         return _trainer(known) if known is not None else None
 
     def exit_status(self, run_paths: RunPaths, rank: int) -> int | None:
-        """How the rank's last trainer ended (negative: the signal); None if it lives, or no one was there to see it."""
+        """Return how the rank's last trainer ended (negative: the signal); None if it lives, or no one was there to see
+        it."""
         deadline = time.monotonic() + STATUS_SECONDS
         while self.is_ending(run_paths, rank) and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -120,7 +121,7 @@ class TrainerSupervisor:
         return status if isinstance(status, int) else None
 
     def is_ending(self, run_paths: RunPaths, rank: int) -> bool:
-        """Whether the rank's last trainer is dead, and its shim is still to write how it ended."""
+        """Return whether the rank's last trainer is dead, and its shim is still to write how it ended."""
         known = _read(run_paths, rank)
         if known is None or "exit_status" in known or _lives(known):
             return False

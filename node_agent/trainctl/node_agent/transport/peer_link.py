@@ -86,14 +86,14 @@ class PeerLink:
         return self._since_monotonic
 
     def is_out(self, seconds: float) -> bool:
-        """Whether its agent has not been reached yet, or has been unreachable for so long."""
+        """Return whether its agent has not been reached yet, or has been unreachable for so long."""
         return not self.line.open and (self.line.state == "unknown" or self.silent_seconds > seconds)
 
     # ------------------------------------------------------------ to the follower
 
     async def send(self, order: Order) -> bool:
-        """Whether the follower's agent was there to take it; if it wasn't, the conversation begins again. Its link and
-        number are given to it here."""
+        """Return whether the follower's agent was there to take it; if it wasn't, the conversation begins again. Its
+        link and number are given to it here."""
         return self.line.open and await self._transmit(self.line.numbers.stamped(order))
 
     async def host(self, order: m.PeerHost, seconds: float) -> m.PeerHosted | None:

@@ -52,7 +52,7 @@ class Peers:
         return {node: link.line.why for node, link in self.links.items() if link.line.state != "connected"}
 
     def lacking(self) -> str:
-        """What is missing for a majority of the cluster's nodes, this one included, to be reachable; or empty."""
+        """Return what is missing for a majority of the cluster's nodes, this one included, to be reachable; or empty."""
         count = len(self.links) + 1
         out = [node for node, link in self.links.items() if link.is_out(TOUCH_SECONDS)]
         if 2 * (count - len(out)) > count:
@@ -66,7 +66,7 @@ class Peers:
         return self.links[node].address if node in self.links else None
 
     def is_open(self, node: str) -> bool:
-        """Whether another node's agent is connected now."""
+        """Return whether another node's agent is connected now."""
         return node in self.links and self.links[node].line.open
 
     async def host(

@@ -37,7 +37,8 @@ class Numbers:
         return msgspec.structs.replace(message, link=self.link, seq=self.sent)
 
     def judge(self, message: Spoken) -> Judgement:
-        """What to do with a message: take it, drop a repeat, or end the conversation because one before it is lost."""
+        """Return what to do with a message: take it, drop a repeat, or end the conversation because one before it is
+        lost."""
         if message.link != self.link:
             return "stranger"
         if isinstance(message, m.PeerPing | m.PeerBeat):
@@ -96,11 +97,11 @@ class Line:
         return "welcome"
 
     def is_overdue(self, now: float) -> bool:
-        """Whether it has been silent for too long, to a hello or to pings."""
+        """Return whether it has been silent for too long, to a hello or to pings."""
         return now - self._heard > SILENT_AFTER_SECONDS
 
     def is_stale(self, now: float) -> bool:
-        """Whether what is sent now may be read long after it was meant."""
+        """Return whether what is sent now may be read long after it was meant."""
         return not self.open or now - self._heard > STALE_SECONDS
 
     def lose(self, why: str) -> None:

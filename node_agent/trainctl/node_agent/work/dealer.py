@@ -79,7 +79,7 @@ class Dealer:
 
     @property
     def is_done(self) -> bool:
-        """Whether every row is answered."""
+        """Return whether every row is answered."""
         return self.answered_rows == self.rows
 
     @property

@@ -74,7 +74,7 @@ class ReferenceLead:
         self._told.clear()
 
     def _find(self, session: Session, ask: m.ReferenceAsk) -> _Values | None:
-        """What has the values or collects them; None if the units' sizes are needed for that."""
+        """Return what has the values or collects them; None if the units' sizes are needed for that."""
         if ask.reference not in self._open:
             made = self._make(session, ask)
             if made is None:

@@ -77,7 +77,7 @@ class ReferencePass:
         return self._dealer.deal(str(rank), now)
 
     def is_new(self, one: Slice) -> bool:
-        """Whether it is a slice of this pass without an answer. Those of another lead differ."""
+        """Return whether it is a slice of this pass without an answer. Those of another lead differ."""
         return self._dealer.pending(one.id) == one
 
     def span(self, one: Slice) -> tuple[int, int]:

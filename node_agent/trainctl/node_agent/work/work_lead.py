@@ -345,6 +345,6 @@ class WorkLead:
 
 
 def _body(request: m.OpenWork) -> tuple[object, ...]:
-    """What work with the same ID must have in common."""
+    """Return what work with the same ID must have in common."""
     same = (request.kind, request.run, request.rows, request.digest, request.step, request.best, request.nodes)
     return *same, request.options

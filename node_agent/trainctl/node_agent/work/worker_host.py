@@ -65,7 +65,7 @@ class WorkerHost:
 
     @property
     def order(self) -> m.HostWork | None:
-        """What this node's worker works for; None if there is no worker."""
+        """Return what this node's worker works for; None if there is no worker."""
         return self._work if self._task is not None and not self._task.done() else None
 
     def host(self, order: m.HostWork, ask_lead: AskLead | None = None, checkpoint: Path | None = None) -> str:
@@ -101,7 +101,7 @@ class WorkerHost:
         return ""
 
     def heard(self, message: m.WorkAsk) -> bool:
-        """What the worker says; False if it is not this agent's worker of now."""
+        """Return what the worker says; False if it is not this agent's worker of now."""
         if self._work is None or self._work.work != message.run or self._task is None or self._task.done():
             return False
         self._asked.put_nowait(message)
