@@ -98,9 +98,14 @@ class Agent:
     """
 
     def __init__(
-        self, node: str, listen: str | None = None, live: str | None = None, state_root: Path | None = None,
-        cluster: Cluster = Cluster(), options: Options = Options(),  # noqa: B008  frozen
-    ) -> None:  # fmt: skip
+        self,
+        node: str,
+        listen: str | None = None,
+        live: str | None = None,
+        state_root: Path | None = None,
+        cluster: Cluster = Cluster(),  # noqa: B008  frozen
+        options: Options = Options(),
+    ) -> None:
         """`listen`: by default a Unix socket in the node's runtime folder. Raises InvalidInputError for what can't be
         had, and then nothing is made."""
         if not re.fullmatch(names.NAME_PATTERN, node):
@@ -173,9 +178,19 @@ class Agent:
         self.publisher = Publisher(live, boot)
         self._supervisor = self._options.trainers or TrainerSupervisor()
         context = AgentContext(
-            self.node, boot, self.address, self.live_address, self.directory, self._cluster, self._context,
-            self._db, self._supervisor, self._link, self.publisher, self._authenticator,
-        )  # fmt: skip
+            self.node,
+            boot,
+            self.address,
+            self.live_address,
+            self.directory,
+            self._cluster,
+            self._context,
+            self._db,
+            self._supervisor,
+            self._link,
+            self.publisher,
+            self._authenticator,
+        )
         hooks = self._cluster.alerts if self._options.hooks is None else self._options.hooks
         self._alerts = AlertService(self.node, hooks, self.publisher, self._note_of_guest)
         replies = Replies(self._control, self._authenticator)
@@ -184,15 +199,25 @@ class Agent:
         self._copies = CheckpointCopies(runs_directory(self.directory), self._heard)
         hosting = RankHosting(context, self._role)
         self._guests = GuestRuns(
-            self.node, self.directory, self._db, self.publisher.publish,
-            is_calibrating=lambda: self._role.is_calibrating, leaves=self._alerts.guest_left,
-        )  # fmt: skip
+            self.node,
+            self.directory,
+            self._db,
+            self.publisher.publish,
+            is_calibrating=lambda: self._role.is_calibrating,
+            leaves=self._alerts.guest_left,
+        )
         references = ReferenceLead(self.node)
         self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply, self._guests, references)
         self._follower = Follower(
-            context, self._role, hosting, replies.reply, self._lead, self._lead.journal.settle,
-            self._lead.transfer.reclaim, self._lead.transfer.succeed,
-        )  # fmt: skip
+            context,
+            self._role,
+            hosting,
+            replies.reply,
+            self._lead,
+            self._lead.journal.settle,
+            self._lead.transfer.reclaim,
+            self._lead.transfer.succeed,
+        )
         self._query_context = QueryContext(context, self._lead, self._follower, self._guests, self._alerts)
         redirects = Redirects(context, self._lead, self._follower, self._alerts, self._query_context)
         self._worker_host = WorkerHost(context, self._role, self._query_context.address_of)
@@ -203,9 +228,17 @@ class Agent:
             context, self._role, self._profiles, links, self._guests.training, self._resolved
         )
         self._router = Router(
-            self._control, self._authenticator, replies, self._lead, self._follower, redirects, self._query_context,
-            self._guests, self._work_lead, self._calibrations,
-        )  # fmt: skip
+            self._control,
+            self._authenticator,
+            replies,
+            self._lead,
+            self._follower,
+            redirects,
+            self._query_context,
+            self._guests,
+            self._work_lead,
+            self._calibrations,
+        )
         self._reader = self._options.reader or HostReader(self.node, self.directory)
         self._processes = ProcessMeter()
         self._caffeinate = Caffeinate()

@@ -24,27 +24,59 @@ class Rights(NamedTuple):
         of_agents = f"{self.name} is a node's agent; agents send no requests"
         match message:
             case (
-                m.PeerHello() | m.PeerHost() | m.PeerRelay() | m.PeerEnd() | m.PeerTrainer() | m.PeerKeep()
-                | m.PeerClaim() | m.PeerPing()
-                | m.HostWork() | m.WorkFileRequest() | m.SliceRequest() | m.LinkRequest()
-            ):  # fmt: skip
+                m.PeerHello()
+                | m.PeerHost()
+                | m.PeerRelay()
+                | m.PeerEnd()
+                | m.PeerTrainer()
+                | m.PeerKeep()
+                | m.PeerClaim()
+                | m.PeerPing()
+                | m.HostWork()
+                | m.WorkFileRequest()
+                | m.SliceRequest()
+                | m.LinkRequest()
+            ):
                 return allowed if is_node else f"{self.name} has the role {self.role}; only agents may send this"
             case m.LogRequest() | m.TraceRequest() | m.WorksRequest():
                 return allowed
             case (
-                m.Command() | m.AuditRequest() | m.DigestsRequest() | m.DiskRequest() | m.AttachRun() | m.RunSteps()
-                | m.EndRun() | m.OpenWork() | m.WorkRows() | m.WorkResultsRequest() | m.EndWork() | m.CalibrateRequest()
-                | m.HookTestRequest() | m.EditRun()
-            ):  # fmt: skip
+                m.Command()
+                | m.AuditRequest()
+                | m.DigestsRequest()
+                | m.DiskRequest()
+                | m.AttachRun()
+                | m.RunSteps()
+                | m.EndRun()
+                | m.OpenWork()
+                | m.WorkRows()
+                | m.WorkResultsRequest()
+                | m.EndWork()
+                | m.CalibrateRequest()
+                | m.HookTestRequest()
+                | m.EditRun()
+            ):
                 if self.role == "viewer":
                     return f"{self.name} is a viewer here; only an operator may send {what(message)}"
                 return of_agents if is_node else allowed
             case (
-                m.SnapshotRequest() | m.HistoryRequest() | m.GapRequest() | m.RunsRequest() | m.EventsRequest()
-                | m.StepsRequest() | m.HostsRequest() | m.SamplesRequest() | m.PairsRequest() | m.PoliciesRequest()
-                | m.DryRunRequest() | m.DiagnosisRequest() | m.AttendRequest() | m.FactsRequest() | m.TracesRequest()
+                m.SnapshotRequest()
+                | m.HistoryRequest()
+                | m.GapRequest()
+                | m.RunsRequest()
+                | m.EventsRequest()
+                | m.StepsRequest()
+                | m.HostsRequest()
+                | m.SamplesRequest()
+                | m.PairsRequest()
+                | m.PoliciesRequest()
+                | m.DryRunRequest()
+                | m.DiagnosisRequest()
+                | m.AttendRequest()
+                | m.FactsRequest()
+                | m.TracesRequest()
                 | m.ProfilesRequest()
-            ):  # fmt: skip
+            ):
                 return of_agents if is_node else allowed
 
 
@@ -122,15 +154,41 @@ def claimed_node(message: m.ClientRequest) -> str | None:
         case m.HostWork():
             return message.lead
         case (
-            m.SnapshotRequest() | m.HistoryRequest() | m.GapRequest() | m.RunsRequest() | m.EventsRequest()
-            | m.StepsRequest() | m.HostsRequest() | m.SamplesRequest() | m.PairsRequest() | m.PoliciesRequest()
-            | m.DryRunRequest() | m.DiagnosisRequest() | m.LogRequest() | m.AttendRequest() | m.FactsRequest()
+            m.SnapshotRequest()
+            | m.HistoryRequest()
+            | m.GapRequest()
+            | m.RunsRequest()
+            | m.EventsRequest()
+            | m.StepsRequest()
+            | m.HostsRequest()
+            | m.SamplesRequest()
+            | m.PairsRequest()
+            | m.PoliciesRequest()
+            | m.DryRunRequest()
+            | m.DiagnosisRequest()
+            | m.LogRequest()
+            | m.AttendRequest()
+            | m.FactsRequest()
             | m.TracesRequest()
-            | m.TraceRequest() | m.DigestsRequest() | m.DiskRequest() | m.AuditRequest() | m.CalibrateRequest()
-            | m.ProfilesRequest() | m.AttachRun() | m.RunSteps() | m.EndRun() | m.WorksRequest() | m.OpenWork()
-            | m.WorkRows() | m.WorkResultsRequest() | m.EndWork() | m.WorkFileRequest() | m.Command()
-            | m.HookTestRequest() | m.EditRun()
-        ):  # fmt: skip
+            | m.TraceRequest()
+            | m.DigestsRequest()
+            | m.DiskRequest()
+            | m.AuditRequest()
+            | m.CalibrateRequest()
+            | m.ProfilesRequest()
+            | m.AttachRun()
+            | m.RunSteps()
+            | m.EndRun()
+            | m.WorksRequest()
+            | m.OpenWork()
+            | m.WorkRows()
+            | m.WorkResultsRequest()
+            | m.EndWork()
+            | m.WorkFileRequest()
+            | m.Command()
+            | m.HookTestRequest()
+            | m.EditRun()
+        ):
             return None
 
 

@@ -116,9 +116,12 @@ async def _ask_lead(view: m.RunView, rid: str, source: QueryContext, question: C
 
 
 async def _ask(
-    address: str, rid: str, source: QueryContext, question: Callable[[Client], Awaitable[R]],
+    address: str,
+    rid: str,
+    source: QueryContext,
+    question: Callable[[Client], Awaitable[R]],
     refused: Callable[[TrainctlError], InvalidInputError],
-) -> R:  # fmt: skip
+) -> R:
     """The reply of the agent at `address`, as one to request `rid`. Raises what `refused` makes of an error."""
     try:
         async with Client(address, timeout_seconds=ELSEWHERE_SECONDS, keys=source.keys) as client:

@@ -114,7 +114,7 @@ async def _events(request: m.EventsRequest, source: QueryContext) -> m.Events:
     paths = run_paths(request.run, source)
     events, more = await from_record(
         paths, lambda reader: reader.events(request.after_id, request.limit, request.newest)
-    )  # fmt: skip
+    )
     return m.Events(rid=request.rid, run=paths.directory.name, events=tuple(events), more=more)
 
 
@@ -135,7 +135,7 @@ async def _samples(request: m.SamplesRequest, source: QueryContext) -> m.Samples
     paths = run_paths(request.run, source)
     found, last, more = await from_record(
         paths, lambda reader: reader.samples(request.after_row, request.limit, request.newest)
-    )  # fmt: skip
+    )
     return m.Samples(rid=request.rid, run=paths.directory.name, samples=found, last_row=last, more=more)
 
 

@@ -88,7 +88,7 @@ class QueryContext:
 
     def __init__(
         self, context: AgentContext, lead: Lead, follower: Follower, guests: GuestRuns, alerts: AlertService
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._context, self._lead, self._follower, self._alerts = context, lead, follower, alerts
         self._guests = guests
         self.publisher: Publisher = context.publisher
@@ -107,9 +107,13 @@ class QueryContext:
     def node_view(self) -> m.NodeView:
         own = self._context
         return m.NodeView(
-            node=own.node, boot=own.boot, address=own.address, live_address=own.live_address, host=self.host_reading,
+            node=own.node,
+            boot=own.boot,
+            address=own.address,
+            live_address=own.live_address,
+            host=self.host_reading,
             version=own.version,
-        )  # fmt: skip
+        )
 
     def peer_views(self) -> tuple[m.PeerView, ...]:
         return self._lead.peers.views
@@ -197,7 +201,8 @@ class QueryContext:
         return dry_run(session.conductor, request, time.monotonic()) if session is not None and is_led else None
 
     def live_facts(self, directory: Path) -> LiveFacts | None:
-        """Return what this agent knows of the run in a directory that its record doesn't; None if it doesn't lead it."""
+        """Return what this agent knows of the run in a directory that its record doesn't; None if it doesn't lead
+        it."""
         session = self._lead.session
         is_led = session is not None and Path(session.view.directory) == directory
         return session.live_facts(self._alerts.view.alerts) if session is not None and is_led else None

@@ -33,7 +33,7 @@ class Redirects:
 
     def __init__(
         self, context: AgentContext, lead: Lead, follower: Follower, alerts: AlertService, query_context: QueryContext
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._context, self._lead, self._follower = context, lead, follower
         self._alerts, self._query_context = alerts, query_context
 
@@ -125,10 +125,18 @@ class Router:
     attached runs say is taken at once."""
 
     def __init__(
-        self, control: Any, authenticator: Authenticator | None, replies: Replies, lead: Lead, follower: Follower,
-        redirects: Redirects, source: QueryContext, guests: GuestRuns, work_lead: WorkLead,
+        self,
+        control: Any,
+        authenticator: Authenticator | None,
+        replies: Replies,
+        lead: Lead,
+        follower: Follower,
+        redirects: Redirects,
+        source: QueryContext,
+        guests: GuestRuns,
+        work_lead: WorkLead,
         calibrations: CalibrationHost,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`control` is bound already; `source` is what questions are answered from."""
         self._control, self._authenticator, self._replies = control, authenticator, replies
         self._lead, self._follower, self._redirects, self._source = lead, follower, redirects, source

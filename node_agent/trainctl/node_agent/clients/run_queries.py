@@ -126,15 +126,30 @@ async def _as_ended(kept: m.RunView | None, last: m.StepCommitted | None, source
 
 
 def _snapshot_of(
-    request: m.SnapshotRequest, source: QueryContext, boot: str, seq: int, view: m.RunView | None,
-    last: m.StepCommitted | None, parts: tuple[m.RankStep, ...], events: tuple[m.Event, ...],
+    request: m.SnapshotRequest,
+    source: QueryContext,
+    boot: str,
+    seq: int,
+    view: m.RunView | None,
+    last: m.StepCommitted | None,
+    parts: tuple[m.RankStep, ...],
+    events: tuple[m.Event, ...],
     series: tuple[m.Series, ...],
-) -> m.Snapshot:  # fmt: skip
+) -> m.Snapshot:
     return m.Snapshot(
-        rid=request.rid, boot=boot, seq=seq, at=source.now(), node=source.node_view(), run=view, last_step=last,
-        rank_steps=parts, events=events, series=series, peers=source.peer_views(),
+        rid=request.rid,
+        boot=boot,
+        seq=seq,
+        at=source.now(),
+        node=source.node_view(),
+        run=view,
+        last_step=last,
+        rank_steps=parts,
+        events=events,
+        series=series,
+        peers=source.peer_views(),
         runs=tuple(_live_summary(one) for one in source.live_runs()),
-    )  # fmt: skip
+    )
 
 
 _Read = tuple[

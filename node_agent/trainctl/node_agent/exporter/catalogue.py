@@ -41,7 +41,7 @@ AGENT_SPECS = (
     Spec("trainctl_active_runs", "gauge", HOST, "Active runs that this agent leads or follows."),
     Spec("trainctl_events_total", "counter", ("node", "kind", "severity"), "Events that this agent has recorded."),
     Spec("trainctl_commands_total", "counter", ("node", "verb", "outcome"), "Commands that have ended, by outcome."),
-)  # fmt: skip
+)
 HOST_SPECS = (
     Spec("trainctl_host_read_timestamp_seconds", "gauge", HOST, "When the machine was last read, Unix time."),
     Spec("trainctl_host_cpu_ratio", "gauge", HOST, "Fraction of all processors in use."),
@@ -68,15 +68,23 @@ HOST_SPECS = (
     Spec("trainctl_gpu_memory_size_bytes", "gauge", GPU, "Total device memory."),
 )
 RUN_SPECS = (
-    Spec("trainctl_run_info", "gauge", RUN_INFO, "Details of the active run, as labels. If ranks differ, a "
-    "label lists all their values."),
+    Spec(
+        "trainctl_run_info",
+        "gauge",
+        RUN_INFO,
+        "Details of the active run, as labels. If ranks differ, a label lists all their values.",
+    ),
     Spec("trainctl_run_state", "gauge", ("run", "state"), "1 for the run's state; other states are absent."),
     Spec("trainctl_run_start_time_seconds", "gauge", RUN, "When the run was started, Unix time."),
     Spec("trainctl_run_step", "gauge", RUN, "Last committed step; it goes back when steps are retracted."),
     Spec("trainctl_run_target_steps", "gauge", RUN, "Steps planned for the run."),
     Spec("trainctl_run_last_commit_timestamp_seconds", "gauge", RUN, "When the last step was committed, Unix time."),
-    Spec("trainctl_run_plan_version", "gauge", RUN, "Plan version; grows with each change of shares, sizes or "
-    "learning rate."),
+    Spec(
+        "trainctl_run_plan_version",
+        "gauge",
+        RUN,
+        "Plan version; grows with each change of shares, sizes or learning rate.",
+    ),
     Spec("trainctl_run_cursor_samples", "gauge", RUN, "Position in the endless sequence of samples."),
     Spec("trainctl_generation_term", "gauge", RUN, "Term of the generation; grows when the lead changes."),
     Spec("trainctl_generation_number", "gauge", RUN, "Number of the generation; grows whenever the group forms again."),
@@ -87,12 +95,13 @@ RUN_SPECS = (
     Spec("trainctl_alert_firing", "gauge", ("run", "kind", "node", "rank", "severity"), "1 for each open alert."),
     Spec("trainctl_steps_total", "counter", RUN, "Steps committed since the agent started, counting repeated ones."),
     Spec("trainctl_skipped_steps_total", "counter", RUN, "Committed steps that skipped the parameter update."),
-    Spec("trainctl_tokens_total", "counter", RUN, "Tokens processed in committed steps, including tokens without a "
-    "loss."),
+    Spec(
+        "trainctl_tokens_total", "counter", RUN, "Tokens processed in committed steps, including tokens without a loss."
+    ),
     Spec("trainctl_weight_total", "counter", RUN, "Total loss weight of committed steps, in `weight_unit`."),
     Spec("trainctl_samples_total", "counter", RUN, "Samples in committed steps."),
     Spec("trainctl_step_duration_seconds", "histogram", RUN, "Time from a step's commit to the next, without pauses."),
-)  # fmt: skip
+)
 RANK_SPECS = (
     Spec("trainctl_rank_state", "gauge", (*RANK, "state"), "1 for the rank's state; other states are absent."),
     Spec("trainctl_share_samples", "gauge", RANK, "The rank's share of the global batch, in samples."),
@@ -101,7 +110,7 @@ RANK_SPECS = (
     Spec("trainctl_rank_samples_total", "counter", RANK, "Samples that the rank processed in committed steps."),
     Spec("trainctl_rank_replays_total", "counter", RANK, "Micro-batches repeated after running out of memory."),
     Spec("trainctl_rank_phase_seconds_total", "counter", PHASE, "Time that the rank spent in each phase."),
-)  # fmt: skip
+)
 
 
 def _exported(scope: m.Scope) -> tuple[m.Metric, ...]:

@@ -84,20 +84,27 @@ def _stepped(run: RunTotals, step: m.StepCommitted) -> RunTotals:
     buckets = list(run.buckets)
     buckets[bisect.bisect_left(STEP_BUCKETS_SECONDS, step.step_seconds)] += 1
     return msgspec.structs.replace(
-        run, steps=run.steps + 1, skipped=run.skipped + (step.skipped is not None),
-        tokens=_counted(run.tokens, step.tokens), weight=_counted(run.weight, step.weight),
+        run,
+        steps=run.steps + 1,
+        skipped=run.skipped + (step.skipped is not None),
+        tokens=_counted(run.tokens, step.tokens),
+        weight=_counted(run.weight, step.weight),
         samples=run.samples + step.samples,
-        step_seconds=run.step_seconds + _finite(step.step_seconds), buckets=tuple(buckets),
-    )  # fmt: skip
+        step_seconds=run.step_seconds + _finite(step.step_seconds),
+        buckets=tuple(buckets),
+    )
 
 
 def _parted(run: RunTotals, part: m.RankStep) -> RunTotals:
     known = run.ranks.get(part.rank, RankTotals(part.node))
     spent = (getattr(part.phases, name) for name in m.PHASES)
     made = RankTotals(
-        part.node, known.tokens + _finite(part.tokens), known.samples + part.samples, known.replays + part.replays,
+        part.node,
+        known.tokens + _finite(part.tokens),
+        known.samples + part.samples,
+        known.replays + part.replays,
         tuple(before + _finite(more) for before, more in zip(known.phase_seconds, spent, strict=True)),
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(run, ranks={**run.ranks, part.rank: made})
 
 
@@ -171,10 +178,12 @@ def _agent(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]:
     own = (snapshot.node.node,)
     yield Reading("trainctl_agent_info", (*own, snapshot.node.version, snapshot.node.boot), 1)
     yield from _given(
-        "trainctl_agent", own, ("start_time_seconds", snapshot.started_at),
+        "trainctl_agent",
+        own,
+        ("start_time_seconds", snapshot.started_at),
         ("event_loop_lag_seconds", snapshot.loop_lag_seconds),
         ("snapshot_age_seconds", max(0.0, now_monotonic - snapshot.taken_monotonic)),
-    )  # fmt: skip
+    )
     for peer in snapshot.peers:
         if peer.state != "unknown":
             yield Reading("trainctl_peer_connected", (*own, peer.node), peer.state == "connected")
@@ -188,21 +197,31 @@ def _agent(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]:
 
 def _host(host: m.HostReading) -> Iterator[Reading]:
     yield from _given(
-        "trainctl_host", (host.node,), ("read_timestamp_seconds", host.read_at),
-        ("cpu_ratio", _ratio(host.cpu_percent)), ("memory_used_bytes", host.memory_used_bytes),
-        ("memory_size_bytes", host.memory_total_bytes), ("disk_free_bytes", host.disk_free_bytes),
-        ("disk_size_bytes", host.disk_total_bytes), ("energy_joules", host.energy_joules),
-        ("load1", host.load_1min), ("temperature_celsius", host.temperature_celsius),
-    )  # fmt: skip
+        "trainctl_host",
+        (host.node,),
+        ("read_timestamp_seconds", host.read_at),
+        ("cpu_ratio", _ratio(host.cpu_percent)),
+        ("memory_used_bytes", host.memory_used_bytes),
+        ("memory_size_bytes", host.memory_total_bytes),
+        ("disk_free_bytes", host.disk_free_bytes),
+        ("disk_size_bytes", host.disk_total_bytes),
+        ("energy_joules", host.energy_joules),
+        ("load1", host.load_1min),
+        ("temperature_celsius", host.temperature_celsius),
+    )
     for metric in HOST_METRICS:
         yield from _given("trainctl_host", (host.node,), (metric.name, metric.of(host)))
     for number, gpu in enumerate(host.gpus):
         yield from _given(
-            "trainctl_gpu", (host.node, str(number), gpu.name), ("utilization_ratio", _ratio(gpu.utilization_percent)),
-            ("clock_hertz", None if gpu.clock_mhz is None else 1e6 * gpu.clock_mhz), ("power_watts", gpu.power_watts),
-            ("temperature_celsius", gpu.temperature_celsius), ("memory_used_bytes", gpu.memory_used_bytes),
+            "trainctl_gpu",
+            (host.node, str(number), gpu.name),
+            ("utilization_ratio", _ratio(gpu.utilization_percent)),
+            ("clock_hertz", None if gpu.clock_mhz is None else 1e6 * gpu.clock_mhz),
+            ("power_watts", gpu.power_watts),
+            ("temperature_celsius", gpu.temperature_celsius),
+            ("memory_used_bytes", gpu.memory_used_bytes),
             ("memory_size_bytes", gpu.memory_total_bytes),
-        )  # fmt: skip
+        )
         for limit in gpu.clock_limits:
             yield Reading("trainctl_gpu_clock_limited", (host.node, str(number), gpu.name, limit), 1)
     yield from _processes(host)
@@ -216,28 +235,49 @@ def _processes(host: m.HostReading) -> Iterator[Reading]:
         groups.setdefault(labels, []).append(process)
     for labels, group in groups.items():
         yield from _given(
-            "trainctl_agent_process", labels, ("memory_bytes", _sum([one.memory_bytes for one in group])),
+            "trainctl_agent_process",
+            labels,
+            ("memory_bytes", _sum([one.memory_bytes for one in group])),
             ("cpu_ratio", _ratio(_sum([one.cpu_percent for one in group]))),
-        )  # fmt: skip
+        )
 
 
 def _run(live: LiveRun) -> Iterator[Reading]:
     view, last = live.view, live.last_step
     run = (view.run,)
-    yield Reading("trainctl_run_info", (
-        *run, view.name, view.lead, view.engine, view.weight_unit, view.loss_unit,
-        *(_of_ranks(view.ranks, name) for name in COMPUTE),
-    ), 1)  # fmt: skip
+    yield Reading(
+        "trainctl_run_info",
+        (
+            *run,
+            view.name,
+            view.lead,
+            view.engine,
+            view.weight_unit,
+            view.loss_unit,
+            *(_of_ranks(view.ranks, name) for name in COMPUTE),
+        ),
+        1,
+    )
     yield Reading("trainctl_run_state", (*run, view.state), 1)
     yield from _given(
-        "trainctl_run", run, ("start_time_seconds", view.started_at), ("step", view.step), ("target_steps", view.steps),
-        ("plan_version", view.plan_version), ("cursor_samples", view.cursor),
+        "trainctl_run",
+        run,
+        ("start_time_seconds", view.started_at),
+        ("step", view.step),
+        ("target_steps", view.steps),
+        ("plan_version", view.plan_version),
+        ("cursor_samples", view.cursor),
         ("last_commit_timestamp_seconds", last.committed_at if last is not None else None),
-    )  # fmt: skip
+    )
     yield from _given(
-        "trainctl", run, ("generation_term", view.generation.term), ("generation_number", view.generation.n),
-        ("global_batch_samples", view.global_batch), ("eval_loss", view.eval_loss), ("perplexity", view.perplexity),
-    )  # fmt: skip
+        "trainctl",
+        run,
+        ("generation_term", view.generation.term),
+        ("generation_number", view.generation.n),
+        ("global_batch_samples", view.global_batch),
+        ("eval_loss", view.eval_loss),
+        ("perplexity", view.perplexity),
+    )
     for metric in RUN_METRICS if last is not None else ():
         yield from _given("trainctl", run, (exported_name(metric.name), metric.of(last)))
     for name, value in view.eval_values:
@@ -284,15 +324,23 @@ def _run_totals(totals: RunTotals) -> Iterator[Reading]:
     counts = tuple(zip(ends, accumulate(totals.buckets), strict=True))
     yield Reading("trainctl_step_duration_seconds", run, Histogram(counts, totals.step_seconds))
     yield from _given(
-        "trainctl", run, ("steps_total", totals.steps), ("skipped_steps_total", totals.skipped),
-        ("tokens_total", totals.tokens), ("weight_total", totals.weight), ("samples_total", totals.samples),
-    )  # fmt: skip
+        "trainctl",
+        run,
+        ("steps_total", totals.steps),
+        ("skipped_steps_total", totals.skipped),
+        ("tokens_total", totals.tokens),
+        ("weight_total", totals.weight),
+        ("samples_total", totals.samples),
+    )
     for number, rank in totals.ranks.items():
         labels = totals.run, rank.node, str(number)
         yield from _given(
-            "trainctl_rank", labels, ("tokens_total", rank.tokens), ("samples_total", rank.samples),
+            "trainctl_rank",
+            labels,
+            ("tokens_total", rank.tokens),
+            ("samples_total", rank.samples),
             ("replays_total", rank.replays),
-        )  # fmt: skip
+        )
         for phase, seconds in zip(m.PHASES, rank.phase_seconds, strict=True):
             yield Reading("trainctl_rank_phase_seconds_total", (*labels, phase), seconds)
 

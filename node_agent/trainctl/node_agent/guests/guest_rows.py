@@ -17,17 +17,39 @@ def view_of(request: m.AttachRun, node: str, directory: str, generation: m.Gener
     """The run as its program describes it. No verb is taken: the loop is the program's own."""
     ranks = tuple(
         m.RankView(
-            rank=rank.rank, node=rank.node or node, state="run", since_at=request.started_at, share=None,
-            micro_batch=rank.micro_batch, backend=rank.backend, device=rank.device, pid=rank.pid,
+            rank=rank.rank,
+            node=rank.node or node,
+            state="run",
+            since_at=request.started_at,
+            share=None,
+            micro_batch=rank.micro_batch,
+            backend=rank.backend,
+            device=rank.device,
+            pid=rank.pid,
         )
         for rank in sorted(request.ranks, key=lambda rank: rank.rank)
-    )  # fmt: skip
+    )
     return m.RunView(
-        run=request.run, name=request.name, state="running", lead=node, engine="", generation=generation, step=step,
-        steps=request.steps, plan_version=0, global_batch=None, samples=None, cursor=None, learning_rate=None,
-        started_at=request.started_at, ranks=ranks, directory=directory, kind=request.kind,
-        weight_unit=request.weight_unit, loss_unit=request.loss_unit,
-    )  # fmt: skip
+        run=request.run,
+        name=request.name,
+        state="running",
+        lead=node,
+        engine="",
+        generation=generation,
+        step=step,
+        steps=request.steps,
+        plan_version=0,
+        global_batch=None,
+        samples=None,
+        cursor=None,
+        learning_rate=None,
+        started_at=request.started_at,
+        ranks=ranks,
+        directory=directory,
+        kind=request.kind,
+        weight_unit=request.weight_unit,
+        loss_unit=request.loss_unit,
+    )
 
 
 def going_on(view: m.RunView, before: m.RunView | None) -> m.RunView:
@@ -36,9 +58,12 @@ def going_on(view: m.RunView, before: m.RunView | None) -> m.RunView:
         return view
     evaluated = (before.eval_loss, before.eval_step) if (before.eval_step or 0) <= view.step else (None, None)
     return msgspec.structs.replace(
-        view, learning_rate=before.learning_rate, global_batch=before.global_batch, eval_loss=evaluated[0],
+        view,
+        learning_rate=before.learning_rate,
+        global_batch=before.global_batch,
+        eval_loss=evaluated[0],
         eval_step=evaluated[1],
-    )  # fmt: skip
+    )
 
 
 def committed(
@@ -47,22 +72,43 @@ def committed(
     """A step and its ranks' parts; `before` is the newest step that is recorded."""
     nodes = {rank.rank: rank.node for rank in view.ranks}
     step = m.StepCommitted(
-        run=view.run, generation=view.generation, step=made.step, committed_at=made.committed_at, loss=made.loss,
-        weight=made.weight, samples=made.samples, learning_rate=made.learning_rate, grad_norm=made.grad_norm,
-        cursor=None, global_batch=made.global_batch, plan_version=0, step_seconds=made.step_seconds,
-        tokens=made.tokens, tokens_total=(before.tokens_total if before else 0.0) + (made.tokens or 0),
+        run=view.run,
+        generation=view.generation,
+        step=made.step,
+        committed_at=made.committed_at,
+        loss=made.loss,
+        weight=made.weight,
+        samples=made.samples,
+        learning_rate=made.learning_rate,
+        grad_norm=made.grad_norm,
+        cursor=None,
+        global_batch=made.global_batch,
+        plan_version=0,
+        step_seconds=made.step_seconds,
+        tokens=made.tokens,
+        tokens_total=(before.tokens_total if before else 0.0) + (made.tokens or 0),
         weight_total=_sum(before.weight_total if before else None, made.weight),
-        seconds_total=((before.seconds_total if before else None) or 0.0) + made.step_seconds, values=made.values,
-    )  # fmt: skip
+        seconds_total=((before.seconds_total if before else None) or 0.0) + made.step_seconds,
+        values=made.values,
+    )
     parts = tuple(
         m.RankStep(
-            run=view.run, generation=view.generation, step=made.step, rank=part.rank,
-            node=nodes.get(part.rank, view.lead), tokens=part.tokens, samples=part.samples,
-            micro_batch=part.micro_batch, replays=0, step_seconds=part.step_seconds, phases=part.phases,
-            weight=part.weight, values=part.values,
+            run=view.run,
+            generation=view.generation,
+            step=made.step,
+            rank=part.rank,
+            node=nodes.get(part.rank, view.lead),
+            tokens=part.tokens,
+            samples=part.samples,
+            micro_batch=part.micro_batch,
+            replays=0,
+            step_seconds=part.step_seconds,
+            phases=part.phases,
+            weight=part.weight,
+            values=part.values,
         )
         for part in made.parts
-    )  # fmt: skip
+    )
     return step, parts
 
 

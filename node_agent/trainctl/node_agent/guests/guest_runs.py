@@ -155,10 +155,15 @@ class GuestRuns:
     """Takes the requests of attached runs' programs; all else about such runs is read from here."""
 
     def __init__(
-        self, node: str, directory: Path, db: AgentDb, publish: Callable[[m.Live], object],
-        clock: Callable[[], float] = time.monotonic, is_calibrating: Callable[[], bool] = lambda: False,
+        self,
+        node: str,
+        directory: Path,
+        db: AgentDb,
+        publish: Callable[[m.Live], object],
+        clock: Callable[[], float] = time.monotonic,
+        is_calibrating: Callable[[], bool] = lambda: False,
         leaves: Callable[[m.RunView], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`is_calibrating`: whether this node is being calibrated, which a run that trains meanwhile would distort;
         `leaves`: called with a run that ends, before that is recorded."""
         self._node, self._db, self._publish, self._clock = node, db, publish, clock

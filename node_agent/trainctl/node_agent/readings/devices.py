@@ -124,7 +124,8 @@ class NvidiaReader(DeviceReader):
 
 
 def clock_limits(reasons: int) -> tuple[ClockLimit, ...]:
-    """Return what lowers a device's clock, by NVML's bits; an idle device and a clock that somebody set are no limits."""
+    """Return what lowers a device's clock, by NVML's bits; an idle device and a clock that somebody set are no
+    limits."""
     return tuple(limit for bits, limit in CLOCK_LIMITS if reasons & bits)
 
 
@@ -138,8 +139,11 @@ class AppleReader(DeviceReader):
         self._name = f"{apple_chip() or 'Apple'} GPU"
         self._process = subprocess.Popen(
             [path, "pipe"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
 
     def read(self) -> Readings | None:
         assert self._process.stdout is not None

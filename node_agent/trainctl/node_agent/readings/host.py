@@ -156,9 +156,11 @@ class HostReader:
         if (energy := self._energy.energy) is None:
             return reading
         return msgspec.structs.replace(
-            reading, energy_joules=energy.joules, energy_since_at=energy.since_at,
+            reading,
+            energy_joules=energy.joules,
+            energy_since_at=energy.since_at,
             energy_gap_seconds=energy.gap_seconds,
-        )  # fmt: skip
+        )
 
     def count_for(self, run: str | None, at: float, record: RunPaths | None = None) -> None:
         """Count the energy that devices draw for a run, None if none is active; an agent that was restarted continues
@@ -184,9 +186,13 @@ def _counted(record: RunPaths, node: str, at: float) -> Energy | None:
 
 
 def read_host(
-    node: str, at: float, path: Path, meter: CpuMeter, devices: Sequence[Watch] = (),
+    node: str,
+    at: float,
+    path: Path,
+    meter: CpuMeter,
+    devices: Sequence[Watch] = (),
     machine: Mapping[str, float] = MappingProxyType({}),
-) -> HostReading:  # fmt: skip
+) -> HostReading:
     """One reading of this machine, without waiting for anything; `machine`: metrics by name that were read of it."""
     cpu_percent, values = meter.percent(), dict(machine)
     if meter.steal_percent is not None:
@@ -196,11 +202,18 @@ def read_host(
     readings = [watch.latest for watch in devices]
     temperatures = [one.temperature_celsius for one in readings if one.temperature_celsius is not None]
     return HostReading(
-        node=node, read_at=at, cpu_percent=cpu_percent, memory_used_bytes=memory.total - memory.available,
-        memory_total_bytes=memory.total, disk_free_bytes=free, disk_total_bytes=total, load_1min=_load(),
-        temperature_celsius=max(temperatures, default=None), gpus=tuple(gpu for one in readings for gpu in one.gpus),
+        node=node,
+        read_at=at,
+        cpu_percent=cpu_percent,
+        memory_used_bytes=memory.total - memory.available,
+        memory_total_bytes=memory.total,
+        disk_free_bytes=free,
+        disk_total_bytes=total,
+        load_1min=_load(),
+        temperature_celsius=max(temperatures, default=None),
+        gpus=tuple(gpu for one in readings for gpu in one.gpus),
         values=values,
-    )  # fmt: skip
+    )
 
 
 def _without(gpu: GpuReading, pids: Container[int]) -> GpuReading:

@@ -52,8 +52,9 @@ class RateMeter:
             return {}
         return {
             name: (total - before[name]) / (now - read)
-            for name, total in self._before.items() if name in before and total >= before[name]
-        }  # fmt: skip
+            for name, total in self._before.items()
+            if name in before and total >= before[name]
+        }
 
 
 def machine_totals(path: Path, proc: Path = PROC, sys_root: Path = SYS) -> Totals:

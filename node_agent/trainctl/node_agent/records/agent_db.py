@@ -65,9 +65,17 @@ class JournaledCommand(m.KeptCommand, tag="kept-command", frozen=True):
     def reply(self, rid: str) -> m.CommandReply:
         """The answer to a client that asks again under `rid`."""
         return m.CommandReply(
-            rid=rid, id=self.id, state=self.state, step=self.step, reason=self.reason, field=self.field,
-            before=self.before, after=self.after, plan_version=self.plan_version, run=self.run,
-        )  # fmt: skip
+            rid=rid,
+            id=self.id,
+            state=self.state,
+            step=self.step,
+            reason=self.reason,
+            field=self.field,
+            before=self.before,
+            after=self.after,
+            plan_version=self.plan_version,
+            run=self.run,
+        )
 
 
 @dataclass(frozen=True)
@@ -209,16 +217,34 @@ class AgentDb:
         Raises RefusedError if it cannot be journaled, and then it must not be acted on.
         """
         row = (
-            command.id, digest, command.verb, _json(command.args), command.by, command.run, command.node,
-            command.if_plan, at, command.ttl_seconds, "accepted", command.undoes,
-        )  # fmt: skip
+            command.id,
+            digest,
+            command.verb,
+            _json(command.args),
+            command.by,
+            command.run,
+            command.node,
+            command.if_plan,
+            at,
+            command.ttl_seconds,
+            "accepted",
+            command.undoes,
+        )
         return self._write_now("command not journaled", _ACCEPT, row)
 
     def outcome(
-        self, command_id: str, state: m.CommandState, step: int | None = None, reason: str = "",
-        field: str | None = None, before: str | None = None, after: str | None = None, at: float | None = None,
-        run: str | None = None, plan_version: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        command_id: str,
+        state: m.CommandState,
+        step: int | None = None,
+        reason: str = "",
+        field: str | None = None,
+        before: str | None = None,
+        after: str | None = None,
+        at: float | None = None,
+        run: str | None = None,
+        plan_version: int | None = None,
+    ) -> None:
         """Keep how a command ended `at` (Unix seconds; None: now); `run` is the one it turned out to be about.
 
         The first outcome stays, whatever comes after it.
@@ -311,9 +337,17 @@ class AgentDb:
         self._write_or_keep(_KNOWN, [values[name] for name in names])
         if kept.state in m.FINAL_COMMAND_STATES:
             self.outcome(
-                kept.id, kept.state, kept.step, kept.reason, kept.field, kept.before, kept.after, kept.ended_at,
-                kept.run, kept.plan_version,
-            )  # fmt: skip
+                kept.id,
+                kept.state,
+                kept.step,
+                kept.reason,
+                kept.field,
+                kept.before,
+                kept.after,
+                kept.ended_at,
+                kept.run,
+                kept.plan_version,
+            )
 
     def commands_of(self, run: str, limit: int) -> tuple[JournaledCommand, ...]:
         """The newest commands about a run, oldest first."""

@@ -146,9 +146,13 @@ def state(reader: RecordReader, after_step: int) -> Iterator[m.Kept]:
     for made in reader.evaluations(undone=True):
         if made.step >= after_step:
             yield m.KeptEvaluation(
-                step=made.step, at=made.at, loss=made.loss, weight=made.weight, seconds=made.seconds,
+                step=made.step,
+                at=made.at,
+                loss=made.loss,
+                weight=made.weight,
+                seconds=made.seconds,
                 values=dict(made.values),
-            )  # fmt: skip
+            )
     for pairs in reader.held_out_pairs(m.MAX_COUNT, after_step):
         yield m.KeptPairs(pairs=pairs)
     yield from _samples(reader, after_step)
@@ -188,7 +192,8 @@ def far(hosted: m.HostedRank) -> tuple[int, int, int, int]:
 
 
 def is_beyond(own: m.HostedRank, other: m.HostedRank) -> bool:
-    """Return whether a record has anything that another one of the same run hasn't; not what an older lead kept alone."""
+    """Return whether a record has anything that another one of the same run hasn't; not what an older lead kept
+    alone."""
     (term, *has), (other_term, *other_has) = far(own), far(other)
     return term > other_term or (term == other_term and any(a > b for a, b in zip(has, other_has, strict=True)))
 

@@ -178,10 +178,19 @@ class RunDb:
         return self._read(lambda reader: reader.is_retracted(step, generation))
 
     def event(
-        self, at: float, data: AnyEvent, severity: m.Severity, by: str, *, step: int | None = None,
-        generation: m.Generation | None = None, command: str | None = None, verb: str | None = None,
-        outcome: m.CommandState | None = None, undoes: str | None = None,
-    ) -> m.Event:  # fmt: skip
+        self,
+        at: float,
+        data: AnyEvent,
+        severity: m.Severity,
+        by: str,
+        *,
+        step: int | None = None,
+        generation: m.Generation | None = None,
+        command: str | None = None,
+        verb: str | None = None,
+        outcome: m.CommandState | None = None,
+        undoes: str | None = None,
+    ) -> m.Event:
         """Keep what happened `at` (Unix seconds) and return it with its id, above the last and all that a power cut may
         have taken: other nodes and clients may have those."""
         self._last_event = max(self._last_event, self._event_floor) + 1
@@ -191,9 +200,19 @@ class RunDb:
             if is_late:
                 self.flush()
         event = m.Event(
-            id=self._last_event, at=at, severity=severity, by=by, data=_clipped(data), run=self._run, step=step,
-            generation=generation, command=command, verb=verb, outcome=outcome, undoes=undoes,
-        )  # fmt: skip
+            id=self._last_event,
+            at=at,
+            severity=severity,
+            by=by,
+            data=_clipped(data),
+            run=self._run,
+            step=step,
+            generation=generation,
+            command=command,
+            verb=verb,
+            outcome=outcome,
+            undoes=undoes,
+        )
         self._writer.put(writes.event(event))
         self.on_kept(m.KeptEvent(event=event))
         return event
@@ -209,9 +228,14 @@ class RunDb:
         self._writer.put(writes.event(event))
 
     def evaluation(
-        self, step: int, at: float, loss: float, weight: float, seconds: float,
+        self,
+        step: int,
+        at: float,
+        loss: float,
+        weight: float,
+        seconds: float,
         values: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Keep a loss on the held-out samples (nats per unit of weight) with the metrics beside it, or if it is already
         kept change nothing."""
         self._writer.put(writes.evaluation(Evaluation(step, at, loss, weight, seconds, values)))
@@ -307,9 +331,15 @@ class RunDb:
         seen = ([step.generation] if step else []) + [m.Generation(term, n) for term, n, _ in newest]
         plans, seq = self._last_plans(), newest[0][2] if newest else 0
         return LastState(
-            step, rank_steps, max(seen, default=None), plans[-1] if plans else None, plans, seq,
-            evaluations[-1] if evaluations else None, events,
-        )  # fmt: skip
+            step,
+            rank_steps,
+            max(seen, default=None),
+            plans[-1] if plans else None,
+            plans,
+            seq,
+            evaluations[-1] if evaluations else None,
+            events,
+        )
 
     @property
     def path(self) -> Path:

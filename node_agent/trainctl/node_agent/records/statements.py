@@ -29,9 +29,16 @@ def plan(step_plan: m.StepPlan, at: float, last_seq: int, last_step: int) -> Wri
     the last ones: that catches up with any backlog and never holds up the loop."""
     g = step_plan.generation
     row = (
-        step_plan.seq, g.term, g.n, step_plan.kind, step_plan.step, step_plan.plan_version, step_plan.cursor, at,
+        step_plan.seq,
+        g.term,
+        g.n,
+        step_plan.kind,
+        step_plan.step,
+        step_plan.plan_version,
+        step_plan.cursor,
+        at,
         encode(step_plan),
-    )  # fmt: skip
+    )
     oldest = "SELECT term, n, seq FROM plans ORDER BY term, n, seq LIMIT 2"
     old = f"DELETE FROM plans WHERE (term, n, seq) IN ({oldest}) AND seq <= ? AND step <= ?"  # noqa: S608
 
@@ -99,9 +106,10 @@ def known_step(step: m.StepCommitted) -> Write:
 
 
 def commit_many(
-    steps: Sequence[m.StepCommitted], parts: Sequence[tuple[m.RankStep, float]],
+    steps: Sequence[m.StepCommitted],
+    parts: Sequence[tuple[m.RankStep, float]],
     fill: Callable[[sqlite3.Connection, Mapping[str, int]], None],
-) -> Write:  # fmt: skip
+) -> Write:
     """New steps, none of which replaces another, and ranks' parts in them or in earlier ones, each with when it ended.
     Their rollups are made at once at the end, the finest by `fill`."""
     step_rows, rank_rows = [_step_row(step) for step in steps], [_rank_row(*part) for part in parts]
@@ -234,11 +242,27 @@ def drifts(step: int, at: float, found: Mapping[int, float]) -> Write:
 
 def event(happened: m.Event) -> Write:
     g = happened.generation
-    return _insert("events", (
-        happened.id, happened.at, happened.kind, happened.severity, happened.by, happened.text, happened.step,
-        g and g.term, g and g.n, happened.command, happened.verb, happened.before, happened.after, happened.outcome,
-        msgspec.msgpack.encode(happened.data), happened.undoes,
-    ))  # fmt: skip
+    return _insert(
+        "events",
+        (
+            happened.id,
+            happened.at,
+            happened.kind,
+            happened.severity,
+            happened.by,
+            happened.text,
+            happened.step,
+            g and g.term,
+            g and g.n,
+            happened.command,
+            happened.verb,
+            happened.before,
+            happened.after,
+            happened.outcome,
+            msgspec.msgpack.encode(happened.data),
+            happened.undoes,
+        ),
+    )
 
 
 def evaluation(made: Evaluation) -> Write:
@@ -268,9 +292,13 @@ def sample(made: m.Sample) -> Write:
 
 def host(reading: m.HostReading, oldest_kept_at: float) -> Write:
     row = (
-        reading.read_at, reading.node, reading.cpu_percent, reading.memory_used_bytes, reading.disk_free_bytes,
+        reading.read_at,
+        reading.node,
+        reading.cpu_percent,
+        reading.memory_used_bytes,
+        reading.disk_free_bytes,
         encode(reading),
-    )  # fmt: skip
+    )
 
     def write(connection: sqlite3.Connection) -> None:
         connection.execute(_insertion("host", row), row)
@@ -304,11 +332,26 @@ def _insertion(table: str, row: Sequence[Any]) -> str:
 def _step_row(step: m.StepCommitted) -> tuple[Any, ...]:
     g = step.generation
     return (
-        step.step, g.term, g.n, step.committed_at, _or_not_given(step.loss), column_value(step.weight), step.samples,
-        column_value(step.learning_rate), _or_not_given(step.grad_norm), step.cursor, step.global_batch,
-        step.plan_version, column_value(step.step_seconds), column_value(step.tokens_total), step.skipped, 0,
-        step.tokens, column_value(step.weight_total), column_value(step.seconds_total),
-    )  # fmt: skip
+        step.step,
+        g.term,
+        g.n,
+        step.committed_at,
+        _or_not_given(step.loss),
+        column_value(step.weight),
+        step.samples,
+        column_value(step.learning_rate),
+        _or_not_given(step.grad_norm),
+        step.cursor,
+        step.global_batch,
+        step.plan_version,
+        column_value(step.step_seconds),
+        column_value(step.tokens_total),
+        step.skipped,
+        0,
+        step.tokens,
+        column_value(step.weight_total),
+        column_value(step.seconds_total),
+    )
 
 
 def _rank_row(part: m.RankStep, finished_at: float) -> Row:

@@ -36,9 +36,15 @@ class Claim:
     """
 
     def __init__(
-        self, context: AgentContext, peers: Peers, copy: Copy, lead: str, still: Callable[[], None] = lambda: None,
-        *, resume: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        context: AgentContext,
+        peers: Peers,
+        copy: Copy,
+        lead: str,
+        still: Callable[[], None] = lambda: None,
+        *,
+        resume: bool = False,
+    ) -> None:
         self._context, self._peers = context, peers
         self._copy, self._lead, self._still, self._resume = copy, lead, still, resume
 

@@ -29,9 +29,18 @@ class FollowedRank:
     """Passes orders down and keeps them; it decides nothing, and never leads."""
 
     def __init__(
-        self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunDb, port: RankPort, node: str,
-        started_at: float, *, adopted: bool = False, simulated: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        known: FollowedRun,
+        config: RunFile,
+        paths: RunPaths,
+        recorder: RunDb,
+        port: RankPort,
+        node: str,
+        started_at: float,
+        *,
+        adopted: bool = False,
+        simulated: bool = False,
+    ) -> None:
         """`adopted`: an agent before this one started its trainer. Raises InvalidInputError for a damaged record."""
         self._is_simulated = simulated
         self.known, self.config, self.paths, self.recorder, self.port = known, config, paths, recorder, port
@@ -99,7 +108,8 @@ class FollowedRank:
         return replication.keep_all(self.recorder, items)
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
-        """Return what its record has beyond that of a node about to lead the run. Raises RefusedError if that is much."""
+        """Return what its record has beyond that of a node about to lead the run. Raises RefusedError if that is
+        much."""
         return replication.beyond(self.recorder, self.paths, self.hosted, other)
 
     def follow(self, lead: str, address: str) -> None:
@@ -190,19 +200,37 @@ class FollowedRank:
         share = sum(piece.count for piece in work.ranges) if work else 0
         state: m.RankState = "done" if self.ending else "run" if plan else "ready" if self._ready else "starting"
         rank = m.RankView(
-            rank=self.known.rank, node=self._node, state=state, since_at=self._started_at, share=share,
-            micro_batch=work.micro_batch if work else 0, pid=self._pid,
+            rank=self.known.rank,
+            node=self._node,
+            state=state,
+            since_at=self._started_at,
+            share=share,
+            micro_batch=work.micro_batch if work else 0,
+            pid=self._pid,
             why=self.ending.why if self.ending and not self.ending.clean else "",
-        )  # fmt: skip
+        )
         return m.RunView(
-            run=self.run, name=config.run.name, state=self._state(), lead=self.known.lead, engine=self._engine,
-            generation=self.generation, step=max(0, plan.step - (plan.kind == "train")) if plan else 0,
-            steps=config.run.steps, plan_version=plan.plan_version if plan else 1, cursor=plan.cursor if plan else 0,
-            global_batch=plan.global_batch if plan else config.batch.global_, samples=None, ranks=(rank,),
-            learning_rate=plan.learning_rate if plan else 0.0, started_at=self._started_at,
-            directory=str(self.paths.directory), reason=self.wanted[1] if self.wanted else "",
-            weight_unit=objective.weight_unit, loss_unit=objective.loss_unit, simulated=self._is_simulated,
-        )  # fmt: skip
+            run=self.run,
+            name=config.run.name,
+            state=self._state(),
+            lead=self.known.lead,
+            engine=self._engine,
+            generation=self.generation,
+            step=max(0, plan.step - (plan.kind == "train")) if plan else 0,
+            steps=config.run.steps,
+            plan_version=plan.plan_version if plan else 1,
+            cursor=plan.cursor if plan else 0,
+            global_batch=plan.global_batch if plan else config.batch.global_,
+            samples=None,
+            ranks=(rank,),
+            learning_rate=plan.learning_rate if plan else 0.0,
+            started_at=self._started_at,
+            directory=str(self.paths.directory),
+            reason=self.wanted[1] if self.wanted else "",
+            weight_unit=objective.weight_unit,
+            loss_unit=objective.loss_unit,
+            simulated=self._is_simulated,
+        )
 
     def _state(self) -> m.RunState:
         if self.wanted is not None:

@@ -48,9 +48,16 @@ class Follower:
     """Hosts at most one rank of one run that another node's agent leads."""
 
     def __init__(
-        self, context: AgentContext, role: AgentRole, hosting: RankHosting, say: Say, conducting: _Conducting,
-        settle: Settle, reclaim: Reclaim, succeed: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        context: AgentContext,
+        role: AgentRole,
+        hosting: RankHosting,
+        say: Say,
+        conducting: _Conducting,
+        settle: Settle,
+        reclaim: Reclaim,
+        succeed: Callable[[], None],
+    ) -> None:
         """`conducting`: what this agent leads itself. `settle` is given commands as a lead has them; `reclaim` has
         this agent lead again, in a term above the one given, what it had handed over; `succeed` has it lead the run
         that it follows, whose lead leaves."""
@@ -98,12 +105,17 @@ class Follower:
                     self._pinged = time.monotonic(), message.round_trip_seconds
                 sleep = self.sleep_clock.reported(time.monotonic())
                 beat = m.PeerBeat(
-                    link="", seq=0, ranks=ranks, loop_lag_seconds=self.loop_lag_seconds,
-                    host=self.host_reading if ranks else None, sent_monotonic=message.sent_monotonic,
-                    leaving=self._role.leaving, slept_seconds=sleep.seconds if sleep is not None else 0.0,
+                    link="",
+                    seq=0,
+                    ranks=ranks,
+                    loop_lag_seconds=self.loop_lag_seconds,
+                    host=self.host_reading if ranks else None,
+                    sent_monotonic=message.sent_monotonic,
+                    leaving=self._role.leaving,
+                    slept_seconds=sleep.seconds if sleep is not None else 0.0,
                     woke_at=sleep.woke_at if sleep is not None else 0.0,
                     late=self._context.late_events.for_lead(lead),
-                )  # fmt: skip
+                )
                 await self._links.beat(lead, beat)
                 if message.yields and ranks:
                     self._succeed()
@@ -130,11 +142,19 @@ class Follower:
         hosted = self._hosting.hosted_for(hello.lead)
         ranks = hosted if over is None else (*hosted, over[0])
         welcome = m.PeerWelcome(
-            link=hello.link, node=self._node, boot=self._context.boot, live_address=self._context.live_address,
-            version=self._context.version, generation=self._db.generation, ranks=ranks,
-            devices=await asyncio.to_thread(read_devices), leaving=self._role.leaving, machine=core_pool(),
-            cores=usable_cores(), threads=omp_threads(os.environ),
-        )  # fmt: skip
+            link=hello.link,
+            node=self._node,
+            boot=self._context.boot,
+            live_address=self._context.live_address,
+            version=self._context.version,
+            generation=self._db.generation,
+            ranks=ranks,
+            devices=await asyncio.to_thread(read_devices),
+            leaving=self._role.leaving,
+            machine=core_pool(),
+            cores=usable_cores(),
+            threads=omp_threads(os.environ),
+        )
         await self._links.greet(identity, hello, welcome)
         if over is not None:
             await self._tell_exit(hello.lead, *over)

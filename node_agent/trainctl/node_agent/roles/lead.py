@@ -72,9 +72,15 @@ class Lead:
     """Leads at most one run; `session` is that run while it is active."""
 
     def __init__(
-        self, context: AgentContext, role: AgentRole, hosting: RankHosting, alerts: _Alerts, answer: Answer,
-        guests: GuestRuns, references: _References,
-    ) -> None:  # fmt: skip
+        self,
+        context: AgentContext,
+        role: AgentRole,
+        hosting: RankHosting,
+        alerts: _Alerts,
+        answer: Answer,
+        guests: GuestRuns,
+        references: _References,
+    ) -> None:
         """`alerts` is given a run's end while its record can still be written, and other machines' readings."""
         self._context, self._db, self._role, self._alerts = context, context.db, role, alerts
         self._references = references
@@ -87,9 +93,7 @@ class Lead:
         self.transfer = Transfer(context, role, self, hosting)
         self._draining = DrainingNodes(context, role, self.peers)
         self._adoption = Adoption(context, role, self.peers, self.launch)
-        handlers = Handlers(
-            self.start_run, self._stop_waiting, self.transfer.promote, late_notes.note, alerts.obey
-        )  # fmt: skip
+        handlers = Handlers(self.start_run, self._stop_waiting, self.transfer.promote, late_notes.note, alerts.obey)
         self.journal = CommandJournal(context.db, answer, role, handlers, guests)
         self.last_run: str | None = None  # the newest to have been opened by this agent
         self.superseded = ""  # why another node must be leading this agent's run, empty if none is known to
@@ -247,7 +251,8 @@ class Lead:
         return session
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]:
-        """Return what the record of the run that is led has beyond a claimant's. Raises RefusedError if that is much."""
+        """Return what the record of the run that is led has beyond a claimant's. Raises RefusedError if that is
+        much."""
         if self.session is None:
             return []
         own = m.HostedRank(self.session.run, 0, None, *self.session.recorder.newest())

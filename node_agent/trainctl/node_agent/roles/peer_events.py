@@ -38,9 +38,12 @@ class PeerEvents:
     """Called in the order in which each of them spoke."""
 
     def __init__(
-        self, context: AgentContext, lead: _Leading, read: Callable[[m.HostReading], None],
+        self,
+        context: AgentContext,
+        lead: _Leading,
+        read: Callable[[m.HostReading], None],
         late: Callable[[m.LateEvent], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`read` is given other machines' readings; `late` is given events of runs that this node led, again and
         again until it has taken them."""
         self._context, self._db, self._lead, self._read, self.late = context, context.db, lead, read, late
@@ -53,9 +56,12 @@ class PeerEvents:
         session = self._lead.session
         generation = self._db.generation if session is None else session.conductor.durable.generation
         return m.PeerHello(
-            link=link, lead=self._context.node, address=here.address if here else self._context.address,
-            generation=generation, run=session.run if session is not None else None,
-        )  # fmt: skip
+            link=link,
+            lead=self._context.node,
+            address=here.address if here else self._context.address,
+            generation=generation,
+            run=session.run if session is not None else None,
+        )
 
     async def welcomed(self, node: str, welcome: m.PeerWelcome) -> None:
         """A conversation has begun, the first one or after a loss: whatever was under way is asked for again. To an

@@ -97,7 +97,7 @@ class RankHosting:
 
     def _start(
         self, known: FollowedRun, config: RunFile, paths: RunPaths, checkpoint: Path | None, *, is_new: bool
-    ) -> FollowedRank:  # fmt: skip
+    ) -> FollowedRank:
         recorder = restore.make_directory(paths, config, resumable=False)
         with contextlib.ExitStack() as undo:
             undo.callback(recorder.close)
@@ -111,9 +111,7 @@ class RankHosting:
             undo.pop_all()
         return followed
 
-    def _put_back(
-        self, run: str, before: FollowedRun | None, paths: RunPaths, *, is_new: bool, is_made: bool
-    ) -> None:  # fmt: skip
+    def _put_back(self, run: str, before: FollowedRun | None, paths: RunPaths, *, is_new: bool, is_made: bool) -> None:
         """After a rank that couldn't be started: what this node knew of the run, and none of what was made for it."""
         if is_new:
             self._db.forget_run(run)
@@ -137,9 +135,15 @@ class RankHosting:
         self._take_up(followed)
 
     def _followed(
-        self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunDb, started_at: float,
-        *, adopted: bool = False,
-    ) -> FollowedRank:  # fmt: skip
+        self,
+        known: FollowedRun,
+        config: RunFile,
+        paths: RunPaths,
+        recorder: RunDb,
+        started_at: float,
+        *,
+        adopted: bool = False,
+    ) -> FollowedRank:
         port = self._context.rank(paths, known.rank)
         simulated = self._context.supervisor.is_simulated
         return FollowedRank(

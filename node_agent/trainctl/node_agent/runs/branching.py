@@ -53,9 +53,15 @@ class Fork(NamedTuple):
             raise InvalidInputError("config: run.steps", problem)
         settings, keeps_ranks = self._settings(config, begun.settings)
         return msgspec.structs.replace(
-            begun, settings=settings, skipped=self.skipped, checkpoints=(self.step,), written=self.step,
-            branch=BranchPoint(self.run, self.step, self.cursor), resumed=self.setups, timed=keeps_ranks,
-        )  # fmt: skip
+            begun,
+            settings=settings,
+            skipped=self.skipped,
+            checkpoints=(self.step,),
+            written=self.step,
+            branch=BranchPoint(self.run, self.step, self.cursor),
+            resumed=self.setups,
+            timed=keeps_ranks,
+        )
 
     def _settings(self, config: RunFile, first: Settings) -> tuple[Settings, bool]:
         """Return what the branch's first plan is made from, and whether its ranks have their shares of the parent's."""
@@ -134,10 +140,15 @@ def find(paths: RunPaths, step: int | None, node: str) -> Fork:
             cursor = checkpoints.read_cursor(folder)  # the record has lost the step
         settings = reader.meta(settings_key(version))
     return Fork(
-        paths, step, cursor, folder, decoded(settings, Settings, paths.record) if settings is not None else None,
+        paths,
+        step,
+        cursor,
+        folder,
+        decoded(settings, Settings, paths.record) if settings is not None else None,
         tuple(skip for skip in known.skipped if skip.step <= step) if known is not None else (),
-        run_file.read(paths.run_file), checkpoint_source.setups_of(paths, known, step) if known is not None else None,
-    )  # fmt: skip
+        run_file.read(paths.run_file),
+        checkpoint_source.setups_of(paths, known, step) if known is not None else None,
+    )
 
 
 def _link(source: str, target: str) -> None:

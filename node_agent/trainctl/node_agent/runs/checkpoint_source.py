@@ -115,7 +115,8 @@ def _generation(manifest: checkpoints.Manifest) -> Generation | None:
 
 
 def setups_of(paths: RunPaths, durable: Durable, step: int) -> Resumed | None:
-    """Return what the ranks that made `step` computed with; None without a step, or where a version that kept none led."""
+    """Return what the ranks that made `step` computed with; None without a step, or where a version that kept none
+    led."""
     with RecordReader(paths) as reader:
         ranks = [part.rank for part in reader.rank_steps(step)] if step else []
     found = {rank: durable.setups[rank] for rank in ranks if rank in durable.setups}

@@ -51,7 +51,7 @@ class CommandJournal:
 
     def __init__(
         self, db: AgentDb, answer: Answer, conducting: Conducting, handlers: Handlers, guests: GuestRuns
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._db, self._answer, self._guests = db, answer, guests
         self._conducting, self._handlers = conducting, handlers
         self._askers: dict[str, list[_Asker]] = {}
@@ -67,10 +67,16 @@ class CommandJournal:
         """Take a policy's command as if a client had sent it, once what it follows from has been carried out."""
         self._reasons[proposed.id] = proposed.reason
         command = Command(
-            rid=proposed.by, id=proposed.id, verb=proposed.verb, args=msgspec.to_builtins(proposed.args),
-            by=proposed.by, node=proposed.node, run=self.session.run if self.session is not None else None,
-            if_plan=proposed.if_plan, issued_at=time.time(),
-        )  # fmt: skip
+            rid=proposed.by,
+            id=proposed.id,
+            verb=proposed.verb,
+            args=msgspec.to_builtins(proposed.args),
+            by=proposed.by,
+            node=proposed.node,
+            run=self.session.run if self.session is not None else None,
+            if_plan=proposed.if_plan,
+            issued_at=time.time(),
+        )
         task = asyncio.get_running_loop().create_task(self._take_proposed(command))
         self._proposing.add(task)
         task.add_done_callback(self._proposing.discard)
@@ -223,9 +229,17 @@ class CommandJournal:
         about = row.run if _is_note(row) or self._guests.find(row.run or "") is not None else None
         about = about or (self.session.run if self.session is not None else None)
         self._db.outcome(
-            ended.id, ended.state, ended.step, ended.reason, ended.field, ended.before, ended.after,
-            plan_version=ended.plan_version, at=time.time(), run=about,
-        )  # fmt: skip
+            ended.id,
+            ended.state,
+            ended.step,
+            ended.reason,
+            ended.field,
+            ended.before,
+            ended.after,
+            plan_version=ended.plan_version,
+            at=time.time(),
+            run=about,
+        )
         if not _is_note(row) or ended.state != "applied":
             self._note(row, ended)
         self._hand_on(ended.id)
@@ -292,6 +306,12 @@ def _event(row: JournaledCommand, ended: CommandEnded) -> Happened:
     failed = CommandFailed(ended.reason, ended.field or "", node)
     made = (ended.made or CommandApplied(node)) if is_applied else failed
     return Happened(
-        made, "info" if is_applied else "warning", row.by or "unknown", ended.step, row.verb, row.id, ended.state,
+        made,
+        "info" if is_applied else "warning",
+        row.by or "unknown",
+        ended.step,
+        row.verb,
+        row.id,
+        ended.state,
         row.undoes,
-    )  # fmt: skip
+    )

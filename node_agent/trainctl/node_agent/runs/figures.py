@@ -154,9 +154,10 @@ class RunEta:
         if found is None:
             return step
         left = {
-            "time_left_seconds": found.expected, "time_left_best_seconds": found.best,
+            "time_left_seconds": found.expected,
+            "time_left_best_seconds": found.best,
             "time_left_worst_seconds": found.worst,
-        }  # fmt: skip
+        }
         return msgspec.structs.replace(step, values=step.values | left)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ class LateNotes:
 
     def __init__(
         self, node: str, db: AgentDb, publish: Callable[[Event], object], conducting: Conducting, guests: GuestRuns
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._node, self._db, self._publish, self._conducting = node, db, publish, conducting
         self._guests = guests
         self._taken: set[LateEvent] = set()
@@ -49,9 +49,14 @@ class LateNotes:
                 last = recorder.last_state()
                 noted = last.step.step if last.step is not None else 0
                 event = recorder.event(
-                    time.time(), NoteWritten(args.text), "info", row.by, step=noted, generation=last.generation,
+                    time.time(),
+                    NoteWritten(args.text),
+                    "info",
+                    row.by,
+                    step=noted,
+                    generation=last.generation,
                     command=row.id,
-                )  # fmt: skip
+                )
                 if recorder.note_of(row.id) is None:
                     raise RefusedError(recorder.problem or f"{paths.record} can't be written")
                 self._publish(event)

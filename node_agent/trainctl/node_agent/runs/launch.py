@@ -108,9 +108,16 @@ class Launch:
         check_growing(config, self._context.cluster, "config")
         config, resolved = await self.resolved(config)
         opening = await asyncio.to_thread(
-            restore.new_run, config, self._context.node, self._context.directory, command.id, command.by,
-            max(1, self._db.term), self._context.placement, fork,
-        )  # fmt: skip
+            restore.new_run,
+            config,
+            self._context.node,
+            self._context.directory,
+            command.id,
+            command.by,
+            max(1, self._db.term),
+            self._context.placement,
+            fork,
+        )
         durable, run = opening.conductor.durable, opening.conductor.run
         ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}
         try:
@@ -142,9 +149,16 @@ class Launch:
         return config, (*((precision,) if precision else ()), *shares)
 
     async def old(
-        self, run: str, starter: str | None, by: str = "auto", without: Collection[int] = (),
-        *, from_step: int | None = None, steps: int | None = None, starting: KeptCommand | None = None,
-    ) -> restore.Opening:  # fmt: skip
+        self,
+        run: str,
+        starter: str | None,
+        by: str = "auto",
+        without: Collection[int] = (),
+        *,
+        from_step: int | None = None,
+        steps: int | None = None,
+        starting: KeptCommand | None = None,
+    ) -> restore.Opening:
         """Open an old run from its newest checkpoint, or from that of `from_step`; 0 starts over. `without`: ranks that
         are lost from the beginning, and join when their nodes are reachable again. `steps`: where it ends, in place of
         its file's last step. `starting`: the command that started
@@ -191,9 +205,19 @@ class Launch:
             if extended is not None:
                 await asyncio.to_thread(restore.write_run_file, paths, extended)
             opening = await asyncio.to_thread(
-                restore.old_run, paths, self._context.node, cluster, source, starter, by, without=without, term=term,
-                placement=self._context.placement, seen=self._db.generation, starting=starting,
-            )  # fmt: skip
+                restore.old_run,
+                paths,
+                self._context.node,
+                cluster,
+                source,
+                starter,
+                by,
+                without=without,
+                term=term,
+                placement=self._context.placement,
+                seen=self._db.generation,
+                starting=starting,
+            )
             return opening._replace(notices=(*filter(None, (remade, *opening.notices, missing)),))
         except (InvalidInputError, RefusedError) as error:
             if extended is not None:
@@ -225,9 +249,15 @@ class Launch:
         return kept
 
     async def _host(
-        self, run: str, ranks: dict[int, str], config: run_tables.RunFile, generation: Generation, source: Source,
-        *, call_off: RunState,
-    ) -> None:  # fmt: skip
+        self,
+        run: str,
+        ranks: dict[int, str],
+        config: run_tables.RunFile,
+        generation: Generation,
+        source: Source,
+        *,
+        call_off: RunState,
+    ) -> None:
         self._name(run)
         self.early = []  # what was said before was of an earlier life of the run
         await self._peers.host(run, ranks, config, generation, source.step_for, call_off=call_off)
@@ -250,9 +280,10 @@ class Launch:
                 ports[rank] = RemoteRank(link, run, rank, partial(_hosting_order, conductor, rank))
         nodes = {setting.node for setting in ranks.values()}
         copies = Copies(
-            opening.recorder, {node: link for node, link in links.items() if node in nodes},
+            opening.recorder,
+            {node: link for node, link in links.items() if node in nodes},
             lambda: self._db.commands_of(run, COMMANDS_HANDED_ON),
-        )  # fmt: skip
+        )
         led = LedRun(
             conductor=conductor,
             paths=opening.paths,

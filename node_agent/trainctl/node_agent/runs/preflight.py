@@ -95,7 +95,8 @@ def _check_interface(node: str, name: str, field: str, placement: Placement) -> 
         if not placement.cluster.trusts(address):
             network = ipaddress.ip_network(f"{address}/{netmask or 32}", strict=False)
             raise InvalidInputError(
-                field, f"{name} ({address}) of {node} is outside the trusted networks, and gradients are sent "
+                field,
+                f"{name} ({address}) of {node} is outside the trusted networks, and gradients are sent "
                 "unencrypted; if you trust that network, add to the node's cluster file: "
                 f'trusted_networks = ["{network}"]',
-            )  # fmt: skip
+            )

@@ -79,10 +79,15 @@ class Opening(NamedTuple):
 
 
 def new_run(
-    config: RunFile, node: str, node_dir: Path, starter: str, by: str, term: int = 1,
+    config: RunFile,
+    node: str,
+    node_dir: Path,
+    starter: str,
+    by: str,
+    term: int = 1,
     placement: preflight.Placement = preflight.Placement(),  # noqa: B008
     fork: Fork | None = None,
-) -> Opening:  # fmt: skip
+) -> Opening:
     """Make a run directory, marked as `unstarted` has it, and the conductor of its first generation. Raises
     InvalidInputError or RefusedError; leaves nothing then. `fork`: the checkpoint of another run that it starts from.
 
@@ -220,9 +225,16 @@ def note_end(paths: RunPaths, state: RunState, reason: str, ordered: Command | N
             recorder.event(time.time(), change, "error", "auto", step=step, generation=last.generation)
         else:
             recorder.event(
-                time.time(), change, "info", ordered.by or "unknown", step=step, generation=last.generation,
-                command=ordered.id, verb=ordered.verb, outcome="applied",
-            )  # fmt: skip
+                time.time(),
+                change,
+                "info",
+                ordered.by or "unknown",
+                step=step,
+                generation=last.generation,
+                command=ordered.id,
+                verb=ordered.verb,
+                outcome="applied",
+            )
         for key in VIEW_KEYS:
             if (text := recorder.meta(key)) is not None:
                 view = msgspec.structs.replace(decode_json(text, RunView), state=state, reason=reason)
@@ -243,10 +255,20 @@ def own(paths: RunPaths, term: int) -> None:
 
 
 def old_run(
-    paths: RunPaths, node: str, cluster: Sequence[str], source: Source, starter: str | None, by: str = "auto",
-    *, without: Collection[int] = (), term: int = 1, placement: preflight.Placement = preflight.Placement(),  # noqa: B008
-    clock: Callable[[], float] = time.time, seen: Generation | None = None, starting: KeptCommand | None = None,
-) -> Opening:  # fmt: skip
+    paths: RunPaths,
+    node: str,
+    cluster: Sequence[str],
+    source: Source,
+    starter: str | None,
+    by: str = "auto",
+    *,
+    without: Collection[int] = (),
+    term: int = 1,
+    placement: preflight.Placement = preflight.Placement(),  # noqa: B008
+    clock: Callable[[], float] = time.time,
+    seen: Generation | None = None,
+    starting: KeptCommand | None = None,
+) -> Opening:
     """Take an ended run up again from a checkpoint, or from the start if it has none.
 
     `starter` is the id of the command that asked for it, if one did; the ranks in `without` are lost for now. `term` is
@@ -303,15 +325,29 @@ def old_run(
             if id is not None:
                 carried[id] = Carried("start-run", sender, step + 1, settings.plan_version)
         durable = msgspec.structs.replace(
-            durable, settings=settings, generation=generation, seq=state.seq,
+            durable,
+            settings=settings,
+            generation=generation,
+            seq=state.seq,
             mode="paused" if starter is None and durable.mode == "paused" else "running",
-            carried=carried, paused_ids=(), members=(), probed=(), retracted=0, writing=None,
-            policies=_policies_at(paths, config, durable.policies, step), rollback=None, skipped=skipped,
+            carried=carried,
+            paused_ids=(),
+            members=(),
+            probed=(),
+            retracted=0,
+            writing=None,
+            policies=_policies_at(paths, config, durable.policies, step),
+            rollback=None,
+            skipped=skipped,
             departed=tuple(rank for rank in durable.departed if rank not in settings.live),
-            checkpoints=left, written=max(left, default=min(durable.written, step)), went_back=generation,
-            resumed=checkpoint_source.setups_of(paths, durable, step), eval_loss=made and made.loss,
-            eval_step=made and made.step, eval_values=dict(made.values) if made else {},
-        )  # fmt: skip
+            checkpoints=left,
+            written=max(left, default=min(durable.written, step)),
+            went_back=generation,
+            resumed=checkpoint_source.setups_of(paths, durable, step),
+            eval_loss=made and made.loss,
+            eval_step=made and made.step,
+            eval_values=dict(made.values) if made else {},
+        )
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state.step, durable))
         notices = _undone(durable.settings, kept, step + 1) + _skips_in_words(skipped, step)
@@ -334,9 +370,12 @@ def _resumed(
 
 
 def surviving_run(
-    paths: RunPaths, open_commands: frozenset[str], term: int = 0, gone: Collection[str] = (),
+    paths: RunPaths,
+    open_commands: frozenset[str],
+    term: int = 0,
+    gone: Collection[str] = (),
     seen: Generation | None = None,
-) -> Opening:  # fmt: skip
+) -> Opening:
     """A run that was active when the agent ended, or is to be led by this one from `term` on: its conductor as
     the record left it. Nodes that are `gone`, with all their trainers, have taken part up to its last step. `seen`: the
     highest generation that this node has seen in any run. Raises InvalidInputError."""
@@ -454,7 +493,8 @@ def _gone_further_back(asked: Rollback | None, step: int) -> tuple[str, ...]:
 def _policies_at(
     paths: RunPaths, config: RunFile, policies: Mapping[str, PolicyState], step: int
 ) -> dict[str, PolicyState]:
-    """Return what a run keeps of its policies when it continues from `step`: none of their commands is open any more."""
+    """Return what a run keeps of its policies when it continues from `step`: none of their commands is open any
+    more."""
     with RecordReader(paths) as reader:
         done = [(made.step, math.nan if made.loss is None else made.loss) for made in reader.evaluations()]
     evaluations = [(at, loss) for at, loss in done if at <= step]

@@ -101,10 +101,20 @@ class LocalRank:
         """Raises RefusedError if no process can be started."""
         self._resume_from, self._is_inherited = resume_from, False
         argv = [
-            sys.executable, "-m", "trainctl.trainer", "--run-directory", str(self._paths.directory),
-            "--run", self._paths.directory.name, "--node", self._node, "--rank", str(self._rank),
-            _ENDPOINT, self._link.endpoint,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "trainctl.trainer",
+            "--run-directory",
+            str(self._paths.directory),
+            "--run",
+            self._paths.directory.name,
+            "--node",
+            self._node,
+            "--rank",
+            str(self._rank),
+            _ENDPOINT,
+            self._link.endpoint,
+        ]
         if resume_from is not None:
             argv += [_RESUME_FROM, str(resume_from)]
         wanted, env = self._wanted()

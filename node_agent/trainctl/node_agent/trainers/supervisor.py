@@ -69,9 +69,13 @@ class TrainerSupervisor:
         self._ending: dict[_Key, _Ending] = {}
 
     def start(
-        self, run_paths: RunPaths, rank: int, argv: Sequence[str], env: Mapping[str, str] | None = None,
+        self,
+        run_paths: RunPaths,
+        rank: int,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
         nice: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start a rank's trainer in a session of its own, what it prints added to its log. `env` and `nice` None: as
         this process's.
 

@@ -46,9 +46,13 @@ class Advertisement:
         label = self._node.replace(".", "-")  # a dot would end the name's first part
         self._zeroconf = Zeroconf(interfaces=own, ip_version=IPVersion.V6Only if ":" in host else IPVersion.V4Only)
         info = ServiceInfo(
-            discovery.SERVICE, f"{label}.{discovery.SERVICE}", parts.port, properties=self._told,
-            parsed_addresses=own, server=f"trainctl-{label}-{parts.port}.local.",
-        )  # fmt: skip
+            discovery.SERVICE,
+            f"{label}.{discovery.SERVICE}",
+            parts.port,
+            properties=self._told,
+            parsed_addresses=own,
+            server=f"trainctl-{label}-{parts.port}.local.",
+        )
         self._zeroconf.register_service(info, allow_name_change=True)
 
     async def _end(self) -> None:

@@ -46,9 +46,14 @@ class PeerLink:
     """One follower's agent; `serve` keeps in touch for as long as it runs."""
 
     def __init__(
-        self, context: Any, node: str, address: str, lead: PeerListener, key: str | None = None,
+        self,
+        context: Any,
+        node: str,
+        address: str,
+        lead: PeerListener,
+        key: str | None = None,
         credentials: CredentialsFor = lambda node, address: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`key`: the other agent's public one, if it has one. `credentials` gives what to speak to it with, and raises
         InvalidInputError if it can't be spoken to."""
         self.node, self.address, self._key, self._credentials = node, address, key, credentials
@@ -71,9 +76,14 @@ class PeerLink:
         """The other agent as clients see it."""
         welcome = self.line.welcome
         return m.PeerView(
-            node=self.node, address=self.address, live_address=welcome.live_address if welcome else None,
-            state=self.line.state, since_at=self._since_at, why=self.line.why, key=self._key,
-        )  # fmt: skip
+            node=self.node,
+            address=self.address,
+            live_address=welcome.live_address if welcome else None,
+            state=self.line.state,
+            since_at=self._since_at,
+            why=self.line.why,
+            key=self._key,
+        )
 
     @property
     def silent_seconds(self) -> float:
@@ -240,10 +250,16 @@ class PeerLink:
         if self.line.is_overdue(time.monotonic()):
             self._lose(f"no message from {self.address}")
         elif self.line.open:
-            await self._transmit(m.PeerPing(
-                link=self.line.numbers.link, seq=self.line.numbers.sent, sent_monotonic=time.monotonic(),
-                round_trip_seconds=self._round_trip_seconds, yields=self._yields, taken=self._taken,
-            ))  # fmt: skip
+            await self._transmit(
+                m.PeerPing(
+                    link=self.line.numbers.link,
+                    seq=self.line.numbers.sent,
+                    sent_monotonic=time.monotonic(),
+                    round_trip_seconds=self._round_trip_seconds,
+                    yields=self._yields,
+                    taken=self._taken,
+                )
+            )
 
     def _lose(self, why: str) -> None:
         self.line.lose(why)

@@ -52,7 +52,8 @@ class Peers:
         return {node: link.line.why for node, link in self.links.items() if link.line.state != "connected"}
 
     def lacking(self) -> str:
-        """Return what is missing for a majority of the cluster's nodes, this one included, to be reachable; or empty."""
+        """Return what is missing for a majority of the cluster's nodes, this one included, to be reachable; or
+        empty."""
         count = len(self.links) + 1
         out = [node for node, link in self.links.items() if link.is_out(TOUCH_SECONDS)]
         if 2 * (count - len(out)) > count:
@@ -70,9 +71,15 @@ class Peers:
         return node in self.links and self.links[node].line.open
 
     async def host(
-        self, run: str, ranks: Mapping[int, str], config: RunFile, generation: m.Generation,
-        resume_step: Callable[[str], int | None], *, call_off: m.RunState,
-    ) -> None:  # fmt: skip
+        self,
+        run: str,
+        ranks: Mapping[int, str],
+        config: RunFile,
+        generation: m.Generation,
+        resume_step: Callable[[str], int | None],
+        *,
+        call_off: m.RunState,
+    ) -> None:
         """Have the other nodes host their ranks, all or none. Raises InvalidInputError naming node and field.
 
         `resume_step` gives the step of the checkpoint that a node is to load, if it is to load one.

@@ -222,15 +222,27 @@ class OpenedWork:
         opened, journal, dealer = self.journal.opened, self.journal, self.dealer
         nodes = [
             m.WorkNode(
-                node=name, state=node.state, device=node.device, rows=dealer.rows_of(name) if dealer else 0,
-                rows_per_second=dealer.speed(name) if dealer else None, why=node.why,
-            ) for name, node in self.nodes.items()
-        ]  # fmt: skip
+                node=name,
+                state=node.state,
+                device=node.device,
+                rows=dealer.rows_of(name) if dealer else 0,
+                rows_per_second=dealer.speed(name) if dealer else None,
+                why=node.why,
+            )
+            for name, node in self.nodes.items()
+        ]
         return m.WorkView(
-            work=self.id, kind=opened.request.kind, run=opened.request.run, checkpoint=opened.step,
-            state=journal.state, rows=opened.request.rows, answered=dealer.answered_rows if dealer else 0,
-            received_bytes=journal.received_bytes, nodes=tuple(nodes), reason=journal.reason,
-        )  # fmt: skip
+            work=self.id,
+            kind=opened.request.kind,
+            run=opened.request.run,
+            checkpoint=opened.step,
+            state=journal.state,
+            rows=opened.request.rows,
+            answered=dealer.answered_rows if dealer else 0,
+            received_bytes=journal.received_bytes,
+            nodes=tuple(nodes),
+            reason=journal.reason,
+        )
 
     def summary(self, lead: str) -> m.WorkSummary:
         """The same for a list; `lead` is this node."""
@@ -238,7 +250,11 @@ class OpenedWork:
         speed = sum(node.rows_per_second or 0.0 for node in view.nodes if node.state == "working")
         speed_now = speed if speed and self.is_active else None
         return m.WorkSummary(
-            lead=lead, view=view, file=self.journal.opened.request.file, slices=dealer.slices if dealer else 0,
-            slices_answered=dealer.slices_answered if dealer else 0, rows_per_second=speed_now,
+            lead=lead,
+            view=view,
+            file=self.journal.opened.request.file,
+            slices=dealer.slices if dealer else 0,
+            slices_answered=dealer.slices_answered if dealer else 0,
+            rows_per_second=speed_now,
             seconds_left=(view.rows - view.answered) / speed_now if speed_now else None,
-        )  # fmt: skip
+        )

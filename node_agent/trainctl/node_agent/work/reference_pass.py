@@ -42,9 +42,7 @@ class UnitSizes(NamedTuple):
 class ReferencePass:
     """Times are seconds by any clock that only grows; ranks are workers by their number."""
 
-    def __init__(
-        self, counts: Sequence[int], tokens: Sequence[int], dealt: Iterable[tuple[Slice, bool]] = ()
-    ) -> None:  # fmt: skip
+    def __init__(self, counts: Sequence[int], tokens: Sequence[int], dealt: Iterable[tuple[Slice, bool]] = ()) -> None:
         """`dealt`: slices of an earlier agent, in order, and whether each was answered."""
         known = [*dealt]
         self._starts = [0, *accumulate(counts)]

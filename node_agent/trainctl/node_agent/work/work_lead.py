@@ -273,10 +273,16 @@ class WorkLead:
     async def _ask_for_worker(self, work: OpenedWork, name: str, node: WorkingNode) -> None:
         opened, chosen = work.journal.opened, work.chosen
         order = m.HostWork(
-            rid=os.urandom(8).hex(), work=work.id, kind=opened.request.kind, run=opened.request.run,
-            lead=self._context.node, config=run_file.to_message(work.config), checkpoint=chosen.step,
-            files=chosen.files, options=opened.request.options,
-        )  # fmt: skip
+            rid=os.urandom(8).hex(),
+            work=work.id,
+            kind=opened.request.kind,
+            run=opened.request.run,
+            lead=self._context.node,
+            config=run_file.to_message(work.config),
+            checkpoint=chosen.step,
+            files=chosen.files,
+            options=opened.request.options,
+        )
         try:
             if name == self._context.node:
                 problem = self._host.host(order, self.deal, chosen.folder)

@@ -216,19 +216,40 @@ class WorkerHost:
         assert self._work is not None
         answered, results = (said.answered, said.results) if said is not None else (None, ())
         return m.SliceRequest(
-            rid=_rid(), work=self._work.work, node=self._context.node, state=state, device=device, answered=answered,
-            results=results, problem=problem,
-        )  # fmt: skip
+            rid=_rid(),
+            work=self._work.work,
+            node=self._context.node,
+            state=state,
+            device=device,
+            answered=answered,
+            results=results,
+            problem=problem,
+        )
 
     def _start(self, order: m.HostWork, config: RunFile, paths: RunPaths, checkpoint: Path) -> None:
         """Raises RefusedError if no process can be started."""
         table = config.nodes.get(self._context.node, NodeTable())
         argv = [
-            sys.executable, "-m", "trainctl.trainer.worker", "--work-directory", str(paths.directory),
-            "--work", order.work, "--kind", order.kind, "--node", self._context.node,
-            "--endpoint", self._context.link.endpoint, "--checkpoint", str(checkpoint), "--agent", str(os.getpid()),
-            "--options", msgspec.json.encode(order.options).decode(),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "trainctl.trainer.worker",
+            "--work-directory",
+            str(paths.directory),
+            "--work",
+            order.work,
+            "--kind",
+            order.kind,
+            "--node",
+            self._context.node,
+            "--endpoint",
+            self._context.link.endpoint,
+            "--checkpoint",
+            str(checkpoint),
+            "--agent",
+            str(os.getpid()),
+            "--options",
+            msgspec.json.encode(order.options).decode(),
+        ]
         env = env_policy.of_trainers(os.environ, table.env, threads=table.rank_threads)
         self._context.supervisor.start(paths, RANK, argv, env, table.priority)
 
