@@ -16,9 +16,10 @@ import pytest
 from tests.node_agent.support.processes import ENVIRONMENT, wait_for
 from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.services import agent_log, supervision
+from trainctl.node_agent.services import agent_log, watchdog
 from trainctl.node_agent.services.caffeinate import Caffeinate, to_begin
-from trainctl.node_agent.services.supervision import Stall, from_environment, supervised
+from trainctl.node_agent.services.supervision import from_environment, supervised
+from trainctl.node_agent.services.watchdog import Stall
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.log_format import read
@@ -138,7 +139,7 @@ def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path
         [sys.executable, "-c", STALLS, str(tmp_path), "1.0", way], env=ENVIRONMENT,
         capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (supervision.EXIT_STATUS, "turned\n")
+    assert (done.returncode, done.stdout) == (watchdog.EXIT_STATUS, "turned\n")
     if way == "sleep_soundly":  # else the log can't be had, which is no reason to stay
         text = agent_log.path(tmp_path).read_text()
         assert " CRITICAL the event loop hung for " in text
