@@ -12,17 +12,18 @@ from pathlib import Path
 from types import FrameType
 
 from tests.cluster.in_process import in_process_cluster
-from tests.cluster.run_files import FOREVER, NODE, small_run
+from tests.cluster.run_files import FOREVER, NODE, make_small_assets, small_run
 from tests.waiting import HANG_SECONDS
 
 import trainctl.node_agent
 from trainctl.protocol import messages as m
 
-MOST_IN, MOST_OUT = 22, 8
+MOST_IN, MOST_OUT = 23, 6
 STEPS = 20
 ROOMS = Path(next(iter(trainctl.node_agent.__path__))).parents[2]
-FROM_SOCKET = ("decode_answer", "Session.feed", "step_committed", "RunDb.commit", "RecordWriter.put")
+FROM_SOCKET = ("decode_answer", "Session.feed", "Progress.commit", "RunDb.commit", "RecordWriter.put")
 ON_ITS_THREAD = "commit.<locals>.write"
+CARRIED = {"Session.feed": m.Report, "encode": m.StepPlan}
 
 
 def stack(frame: FrameType | None) -> list[tuple[str, str]]:
@@ -42,10 +43,11 @@ async def test_few_functions_lie_between_a_rank_and_the_record(tmp_path):
     def note(frame: FrameType, event: str, _: object) -> None:
         name = frame.f_code.co_qualname
         if event == "call" and (name in FROM_SOCKET or name in (ON_ITS_THREAD, "encode")):
-            values = [*frame.f_locals.values()]
-            if name != "encode" or any(isinstance(value, m.StepPlan) for value in values):
+            carried = [type(value) for value in frame.f_locals.values()]
+            if name not in CARRIED or CARRIED[name] in carried:
                 stacks[name].append(stack(frame))
 
+    make_small_assets(tmp_path)
     async with in_process_cluster(tmp_path, (NODE,)) as cluster, cluster[NODE].client() as client:
         threading.setprofile(note)  # of the record's thread, which begins with the run
         sys.setprofile(note)
@@ -58,12 +60,14 @@ async def test_few_functions_lie_between_a_rank_and_the_record(tmp_path):
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]
         await client.send("stop", {"checkpoint": False})
+    missing = [name for name in (*FROM_SOCKET, ON_ITS_THREAD, "encode") if not stacks[name]]
+    assert not missing
     commits = [whole for whole in stacks["RecordWriter.put"] if ("run_db.py", "RunDb.commit") in whole]
     ends = [*(stacks[name][-1] for name in FROM_SOCKET[:-1]), commits[-1], stacks[ON_ITS_THREAD][-1]]
     way_in = dict.fromkeys(function for end in ends for function in end if function[0] not in ("cli.py",))
     plans = [whole for whole in stacks["encode"] if ("ipc.py", "TrainerLink.send") in whole]
     way_out = dict.fromkeys(plans[-1])
-    print(len(way_in), *way_in, len(way_out), *way_out, sep="\n")
+
     assert ("ipc.py", "TrainerLink.receive") in way_in and ("session.py", "Session._carry_out") in way_out
     assert len(way_in) <= MOST_IN
     assert len(way_out) <= MOST_OUT

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -139,7 +140,7 @@ async def diagnosis(request: m.DiagnosisRequest, source: QueryContext) -> m.Diag
     is_led_elsewhere = live is not None and live.view.kind == "hosted" and facts is None
     if live is not None and is_led_elsewhere and request.last_step is None:
         return await _ask_lead(live.view, request.rid, source, lambda client: client.ask(m.DiagnosisRequest, run))
-    at = source.now() if facts is not None else None
+    at = time.time() if facts is not None else None
 
     def read(reader: RecordReader) -> m.Diagnosis:
         known = facts_of_record(reader, config_of(paths), live=facts, at=at, last_step=request.last_step)

@@ -65,7 +65,7 @@ async def _answer(request: m.Query, source: QueryContext) -> m.AgentReply:
         case m.LogRequest():
             return await forwarded_queries.log(request, source)
         case m.AttendRequest():
-            return m.Viewers(rid=request.rid, viewers=source.presence.hear(request, time.monotonic(), source.now()))
+            return m.Viewers(rid=request.rid, viewers=source.presence.hear(request, time.monotonic(), time.time()))
         case m.FactsRequest():
             return await source.doctor.facts(request)
         case m.DigestsRequest():

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,9 +99,6 @@ class QueryContext:
     @property
     def node(self) -> str:
         return self._context.node
-
-    def now(self) -> float:
-        return time.time()
 
     def node_view(self) -> m.NodeView:
         own = self._context

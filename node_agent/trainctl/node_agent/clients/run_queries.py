@@ -4,6 +4,7 @@ The state of a run that this node led but no longer takes part in comes from its
 """
 
 import asyncio
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -96,7 +97,7 @@ async def snapshot(request: m.SnapshotRequest, source: QueryContext) -> m.Snapsh
     except InvalidInputError as error:
         if request.run is not None and source.live_run(directory) is None:
             raise
-        read = None, (), (_unreadable(directory.name, error, source.now()),), (), None
+        read = None, (), (_unreadable(directory.name, error, time.time()),), (), None
     last, parts, events, series, kept = read
     live = source.live_run(directory)
     view = live.view if live is not None else await _as_ended(kept, last, source)
@@ -140,7 +141,7 @@ def _snapshot_of(
         rid=request.rid,
         boot=boot,
         seq=seq,
-        at=source.now(),
+        at=time.time(),
         node=source.node_view(),
         run=view,
         last_step=last,
