@@ -19,7 +19,7 @@ from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.planning.durable import Writing
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.runs.session import LedRun, Listener, Session
+from trainctl.node_agent.runs.session import LedRun, RunListener, Session
 from trainctl.node_agent.trainers.rank_ports import Ending
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -240,7 +240,7 @@ async def test_a_successor_tells_the_writers_of_the_checkpoint_that_was_begun(to
     ports = {rank: Port(rank, orders) for rank in range(3)}
     paths, recorder, publisher = told.session.paths, told.session.recorder, told.session._publisher
     led = LedRun(conductor, paths, recorder, copies, ports, "a", publisher, 0.0)
-    successor = Session(led, Listener(told._end))
+    successor = Session(led, RunListener(told._end))
     await successor.feed(d.Ticked())
     async with asyncio.timeout(HANG_SECONDS):
         while len(orders) < 2:

@@ -22,7 +22,7 @@ from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.command_journal import CommandJournal, Handlers
-from trainctl.node_agent.runs.session import LedRun, Listener, Session
+from trainctl.node_agent.runs.session import LedRun, RunListener, Session
 from trainctl.node_agent.trainers.rank_ports import Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -148,7 +148,7 @@ class JournaledAgent:
             book._connection = Mortal(book._connection, self.life)  # type: ignore[assignment]
         copies = Copies(self.recorder, {}, list)
         led = LedRun(opening.conductor, self.paths, opening.recorder, copies, ports, "a", publisher, 0.0)
-        self.session = Session(led, Listener(self.journal.end, self.db.saw, self.journal.propose))
+        self.session = Session(led, RunListener(self.journal.end, self.db.saw, self.journal.propose))
 
     async def _answer(self, identity: bytes, reply: m.CommandReply) -> None:
         self.replies.append(reply)

@@ -10,7 +10,7 @@ from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress
 from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.runs.session import LedRun, Listener, Session
+from trainctl.node_agent.runs.session import LedRun, RunListener, Session
 from trainctl.node_agent.trainers.rank_ports import Ending, Look
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages as m
@@ -64,7 +64,7 @@ class LoadedSession:
         recorder = RunDb(paths)
         copies = Copies(recorder, {}, list)
         led = LedRun(self.conductor, paths, recorder, copies, ports, "a", publisher, 0.0, prices)
-        self.session = Session(led, Listener(self._end))
+        self.session = Session(led, RunListener(self._end))
 
     async def _end(self, ended: d.CommandEnded) -> None:
         self.ends.append(ended)

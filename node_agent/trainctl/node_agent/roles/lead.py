@@ -26,7 +26,7 @@ from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.late_notes import LateNotes
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.recovery import Recovery
-from trainctl.node_agent.runs.session import Listener, Session
+from trainctl.node_agent.runs.session import RunListener, Session
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -299,7 +299,7 @@ class Lead:
             session.copies.begin(node, hosted)
 
     def _open(self, opening: restore.Opening, started_at: float) -> Session:
-        listener = Listener(self.journal.end, self._db.saw, self.journal.propose, self._ended.set)
+        listener = RunListener(self.journal.end, self._db.saw, self.journal.propose, self._ended.set)
         session = self.launch.session(opening, started_at, listener)
         self._role.turn(transitions.lead(self._role.now, session))
         self.last_run, self.superseded = session.run, ""

@@ -15,7 +15,7 @@ from trainctl.node_agent.records.replication import Copies
 from trainctl.node_agent.runs import branching, checkpoint_source, preflight, restore, unstarted
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
-from trainctl.node_agent.runs.session import LedRun, Listener, Session
+from trainctl.node_agent.runs.session import LedRun, RunListener, Session
 from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
 from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE
 from trainctl.node_agent.transport.peer_link import REACH_SECONDS, PeerLink
@@ -267,7 +267,7 @@ class Launch:
             if node in self._peers.links:
                 await self._peers.links[node].end_rank(known.run, rank, known.state, reason)
 
-    def session(self, opening: restore.Opening, started_at: float, listener: Listener) -> Session:
+    def session(self, opening: restore.Opening, started_at: float, listener: RunListener) -> Session:
         """Return the session of a run that has been opened, with its ranks wherever they are."""
         conductor, links = opening.conductor, self._peers.links
         run, ranks = conductor.run, conductor.durable.settings.ranks

@@ -60,7 +60,7 @@ class LedRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Listener:
+class RunListener:
     """What an agent does about its run, beside the record, the ranks and the clients."""
 
     command_ended: Callable[[conductor_events.CommandEnded], Awaitable[None]]
@@ -72,7 +72,7 @@ class Listener:
 class Session:
     """The thin edge around one Conductor. Everything happens on the agent's event loop, one event at a time."""
 
-    def __init__(self, led: LedRun, listener: Listener) -> None:
+    def __init__(self, led: LedRun, listener: RunListener) -> None:
         conductor, recorder = led.conductor, led.recorder
         self.conductor, self.paths, self.recorder, self.started_at = conductor, led.paths, recorder, led.started_at
         self.run, self.copies, recorder.on_kept = conductor.run, led.copies, led.copies.add
