@@ -67,14 +67,14 @@ class Side:
         self._client.send("profile", {"steps": PROFILED_STEPS})
         while self._newest_id == known:
             time.sleep(POLL_SECONDS)
-        done = self._client.ask(m.TracesRequest, None, 1).profiles[-1].data
+        done = self._client.ask(m.StepProfilesRequest, None, 1).profiles[-1].data
         assert isinstance(done, Profiled), done.text
         return done.last_step
 
     @property
     def _newest_id(self) -> int:
         """The newest profile's event number."""
-        found = self._client.ask(m.TracesRequest, None, 1).profiles
+        found = self._client.ask(m.StepProfilesRequest, None, 1).profiles
         return found[-1].id if found else 0
 
     def commits(self, first: int) -> list[float]:

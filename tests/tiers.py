@@ -30,7 +30,7 @@ SCALES = {
     "connections of a viewer": Scale(60, 200, 200),
     "conductor transitions": Scale(50_000, 200_000, 2_000_000),
     "diagnosed runs": Scale(2, 2, 20),
-    "estimated runs": Scale(20, 20, 200),
+    "estimated runs": Scale(20, 20, 400),
     "events": Scale(30_000, 30_000, 500_000),
     "examples": Scale(25, 100, 100),
     "faults of each victim": Scale(1, 1, 5),

@@ -25,7 +25,7 @@ SEND_SECONDS = 0.5
 """Seconds between sending steps."""
 END_SECONDS = 10.0
 """Seconds for which the end of the run is sent again while the agent does not answer."""
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 """Most steps kept while the agent is unreachable; the oldest are dropped first."""
 
 
@@ -92,7 +92,7 @@ class Reporter:
     def __init__(self, address: str, run: str, name: str, steps: int) -> None:
         self._client = BlockingClient(address, by="attach.py", timeout_seconds=1.0)
         self._run, self._name, self._steps, self._started_at = run, name, steps, time.time()
-        self._waiting: collections.deque[m.GuestStep] = collections.deque(maxlen=MOST_WAITING)
+        self._waiting: collections.deque[m.GuestStep] = collections.deque(maxlen=MAX_WAITING)
         self._sent_monotonic, self._attached = -math.inf, False
         self._failure: TrainctlError | None = None
         self._after_step: int | None = 0  # start over: retract the steps that an earlier process recorded

@@ -46,7 +46,7 @@ RECORDED = {
     ),
 }  # fmt: skip
 """Commands that only read and need no root, by system."""
-MOST_CHARACTERS = 20_000
+MAX_CHARACTERS = 20_000
 
 
 def test_readings_are_plausible_while_a_rank_trains(agent, run_config, figure):
@@ -196,5 +196,5 @@ def test_a_program_s_output_is_recorded(command: str, figure) -> None:
         figure(output=f"{program} is not on PATH")
         return
     done = subprocess.run([path, *words], capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
-    figure(status=done.returncode, output=(done.stdout + done.stderr)[:MOST_CHARACTERS])
+    figure(status=done.returncode, output=(done.stdout + done.stderr)[:MAX_CHARACTERS])
     assert done.stdout or done.stderr

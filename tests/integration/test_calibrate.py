@@ -17,7 +17,7 @@ from tests.waiting import HANG_SECONDS, until
 from trainctl.protocol.calibration.peak import peak
 from trainctl.protocol.calibration.profile import all_profiles
 from trainctl.protocol.config import cluster_file
-from trainctl.protocol.messages import CalibrateRequest, ProfilesRequest, SnapshotRequest
+from trainctl.protocol.messages import CalibrateRequest, CalibrationsRequest, SnapshotRequest
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder
@@ -51,7 +51,7 @@ def test_a_node_is_calibrated_and_its_ranks_have_the_profile(agent, run_toml, ru
     with agent.client() as client:
         client.send("start-run", {"config": run_config(batch__micro=micro)}, wait="accepted")
         view = wait_for_end(client)
-        (kept,) = client._run(client._client.ask(ProfilesRequest)).profiles
+        (kept,) = client._run(client._client.ask(CalibrationsRequest)).profiles
         (part,) = client.ask(SnapshotRequest, 0).rank_steps
     assert view.state == "finished"
     assert 0 < part.values["matmul_use"] < 1.5
@@ -101,9 +101,9 @@ def test_a_run_waits_for_no_calibration_and_takes_the_micro_batch_of_a_profile(a
         first = wait_for_end(client)
         with RecordReader(Path(first.directory)) as reader:
             sizes = [part.micro_batch for part in reader.parts_between(1, 12)]
-        assert client._run(client._client.ask(ProfilesRequest)).profiles == ()
+        assert client._run(client._client.ask(CalibrationsRequest)).profiles == ()
         assert calibrate(agent, run_toml).returncode == 0
-        (profile,) = client._run(client._client.ask(ProfilesRequest)).profiles
+        (profile,) = client._run(client._client.ask(CalibrationsRequest)).profiles
         client.send("start-run", {"config": config}, wait="accepted")
         second = wait_for_end(client)
     assert (first.state, second.state) == ("finished", "finished")

@@ -47,7 +47,7 @@ def test_a_run_goes_back_before_a_poisoned_block_skips_it_and_says_so(
         "path": str(path), "kind": "rows", "tokenizer": "bytes", "sequence_length": 24, "growing": True,
         "chunk_samples": G,
     }  # fmt: skip
-    spike = {"mode": "on", "recover_steps": 5, "least_back": 5, "skip_batches": 30}
+    spike = {"mode": "on", "recover_steps": 5, "min_back": 5, "skip_batches": 30}
     config = run_config(  # training waits for checkpoints, so that there is one of every tenth step
         run__steps=110, data=data, policy={"spike": spike},
         checkpoint={"every_steps": 10, "keep_last": 10, "at_end": False, "background": False},

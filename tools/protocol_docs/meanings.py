@@ -57,7 +57,7 @@ _MEANINGS = {
     "GapRequest.boot": "boot ID of the missing messages",
     "GapRequest.first_seq": "sequence number of the first missing message",
     "GapRequest.last_seq": "sequence number of the last missing message",
-    "EventsRequest.run StepsRequest.run HostsRequest.run SamplesRequest.run PairsRequest.run TracesRequest.run"
+    "EventsRequest.run StepsRequest.run HostsRequest.run SamplesRequest.run PairsRequest.run StepProfilesRequest.run"
     " DiagnosisRequest.run LogRequest.run": "run ID; null: the active run, or else the newest",
     "EventsRequest.after_id": "return only events with a larger ID",
     "StepsRequest.after_step": "return only steps with a larger number",

@@ -74,7 +74,7 @@ def test_a_spike_that_stays_takes_the_run_back_and_skips_to_beyond_its_beginning
 
 def test_it_goes_back_as_far_as_it_must_and_twice_a_run_at_most() -> None:
     losses, memory = with_level(healthy(460, 1), 400, 460, 3.0), Memory()
-    (first, second) = proposals("spike", losses, (100, 350, 399), memory, least_back=52)
+    (first, second) = proposals("spike", losses, (100, 350, 399), memory, min_back=52)
     assert isinstance(first[1], Proposal) and first[1].args == verbs.Rollback(step=350, skip_batches=200)
     assert memory.kept == {"times": 2.0} and isinstance(second[1], Proposal)
     memory.evidence.clear()
@@ -91,7 +91,7 @@ def test_a_checkpoint_further_back_than_the_batches_it_may_skip_is_not_gone_back
     )
     (first, *_) = proposals("spike", losses, (100,), skip_batches=0)
     assert isinstance(first[1], Proposal) and first[1].args == verbs.Rollback(step=100), "nothing is skipped"
-    (first, *_) = proposals("spike", losses, (100,), least_back=300)
+    (first, *_) = proposals("spike", losses, (100,), min_back=300)
     assert isinstance(first[1], Proposal), "as far as was wanted"
 
 

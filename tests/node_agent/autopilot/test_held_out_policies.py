@@ -61,7 +61,7 @@ def test_a_loss_that_is_not_finite_is_no_improvement() -> None:
 
 
 def test_nothing_is_cut_below_the_least_rate() -> None:
-    assert not proposals("plateau", level(range(10, 500, 10)), Memory(), least_rate=6e-4)
+    assert not proposals("plateau", level(range(10, 500, 10)), Memory(), min_rate=6e-4)
 
 
 def test_an_early_stop_waits_for_its_patience() -> None:

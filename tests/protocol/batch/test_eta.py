@@ -14,6 +14,8 @@ from tests.tiers import scale
 from trainctl.protocol.batch.eta import LEVEL_STEPS, WARM_UP_STEPS, Eta, EtaFacts, Schedule, TimeLeft
 
 SEEDS = scale("estimated runs")
+FIRST_SEED = 10_000
+"""The distances of best and worst were chosen by runs of seeds below 200."""
 EVALUATIONS = {"evaluate": Schedule(100, True, 8.0)}
 
 
@@ -42,7 +44,7 @@ def steps(eta: Eta, first: int, last: int, seconds: float = 1.0) -> Eta:
 
 def test_simulated_runs_end_between_best_and_worst() -> None:
     told, took = [], []
-    for seed in range(SEEDS):
+    for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
         run = simulated(seed)
         tenth = run.at(0.1)
         told.append(left(fed(Eta(run.steps), run, 0, tenth), run.schedules))

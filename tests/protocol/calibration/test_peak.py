@@ -27,7 +27,7 @@ LATE = {1: 200.0, 2: 320.0, 4: 450.0, 8: 530.0, 16: 620.0, 32: 776.0, 64: 750.0}
 def test_published_curves_peak_where_their_guides_say():
     assert peak(swept(EARLY)).micro == 4
     assert peak(swept(LATE)).micro == 32
-    assert peak(passes_of(LATE), most_bytes=16_000).micro == 16, "memory bounds it"
+    assert peak(passes_of(LATE), max_bytes=16_000).micro == 16, "memory bounds it"
 
 
 def test_a_sweep_ends_after_two_falls_and_not_after_one():

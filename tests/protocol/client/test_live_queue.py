@@ -115,7 +115,7 @@ async def test_nonsense_is_left_out_and_another_version_is_told_in_its_place(end
 async def test_what_nobody_takes_waits_in_bounded_room_and_then_goes_on(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_queue, "MOST_WAITING", 50)
+    monkeypatch.setattr(live_queue, "MAX_WAITING", 50)
     publisher, queue = ends
     for seq in range(300):
         publisher.say(seq)

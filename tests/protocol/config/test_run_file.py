@@ -365,6 +365,29 @@ def test_names_of_other_trainers_are_explained_by_fields_that_exist() -> None:
             assert field in {each.encode_name for each in msgspec.structs.fields(kind)}, name
 
 
+def test_earlier_names_of_settings_are_read_with_a_hint_and_sent_to_agents(problem: Problem, tmp_path: Path) -> None:
+    before, now = good(), good()
+    for policy, old, new, value in (
+        ("plateau", "least_rate", "min_rate", 1e-5),
+        ("spike", "least_back", "min_back", 7),
+        ("spike", "most_times", "max_times", 3),
+    ):
+        before = with_value(before, f"policy.{policy}.{old}", value)
+        now = with_value(now, f"policy.{policy}.{new}", value)
+    assert run_file.parse(before) == run_file.parse(now)
+    assert run_file.to_message(run_file.parse(now))["policy"] == before["policy"]  # as agents of 0.2.0 read it
+    assert "max_times" in problem(with_value(before, "policy.spike.max_times", 3))
+    file = tmp_path / "run.toml"
+    file.write_text(tomli_w.dumps(before))
+    assert [hint.partition(" ")[0] for hint in run_file.old_names(file)] == [
+        "policy.plateau.least_rate",
+        "policy.spike.least_back",
+        "policy.spike.most_times",
+    ]
+    file.write_text(tomli_w.dumps(now))
+    assert run_file.old_names(file) == ()
+
+
 def test_settings_that_are_gone_are_left_out_at_their_default_and_refused_otherwise(problem: Problem) -> None:
     kept = with_value(good(), "optimizer.offload", False)  # as version 0.2.0 kept each run file
     kept = with_value(kept, "policy.clip-bound", {"steps": 100, "scale": 0.01})

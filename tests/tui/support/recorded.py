@@ -537,8 +537,8 @@ class Recorded:
                 return m.Samples(rid="r", run=asked.run, samples=self.known_samples, last_row=0, more=False)
             case m.PairsRequest():
                 return m.Pairs(rid="r", run=asked.run, evaluations=self.known_pairs)
-            case m.TracesRequest():
-                return m.Traces(rid="r", run=asked.run, profiles=self.known_step_profiles)
+            case m.StepProfilesRequest():
+                return m.StepProfiles(rid="r", run=asked.run, profiles=self.known_step_profiles)
             case m.TraceRequest():
                 data = self.known_traces[asked.node, asked.file]
                 part = data[asked.offset_bytes : asked.offset_bytes + m.TRACE_PART_BYTES]
@@ -580,8 +580,8 @@ class Recorded:
     async def follow_run(self, run: str) -> bool:
         return False
 
-    async def profiles(self, node: str) -> m.Profiles:
-        return m.Profiles(rid="r", profiles=self.known_profiles.get(node, ()))
+    async def calibrations(self, node: str) -> m.Calibrations:
+        return m.Calibrations(rid="r", profiles=self.known_profiles.get(node, ()))
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> m.LogPart:
         self.asked_logs.append((node, rank, offset_bytes))

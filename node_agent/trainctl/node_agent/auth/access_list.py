@@ -74,8 +74,8 @@ class Rights(NamedTuple):
                 | m.DiagnosisRequest()
                 | m.AttendRequest()
                 | m.FactsRequest()
-                | m.TracesRequest()
-                | m.ProfilesRequest()
+                | m.StepProfilesRequest()
+                | m.CalibrationsRequest()
             ):
                 return of_agents if is_node else allowed
 
@@ -169,13 +169,13 @@ def claimed_node(message: m.ClientRequest) -> str | None:
             | m.LogRequest()
             | m.AttendRequest()
             | m.FactsRequest()
-            | m.TracesRequest()
+            | m.StepProfilesRequest()
             | m.TraceRequest()
             | m.DigestsRequest()
             | m.DiskRequest()
             | m.AuditRequest()
             | m.CalibrateRequest()
-            | m.ProfilesRequest()
+            | m.CalibrationsRequest()
             | m.AttachRun()
             | m.RunSteps()
             | m.EndRun()

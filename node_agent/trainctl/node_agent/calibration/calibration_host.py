@@ -38,9 +38,9 @@ from trainctl.protocol.messages import (
     AgentReply,
     CalibrateRequest,
     CalibrationRequest,
+    Calibrations,
+    CalibrationsRequest,
     LinkRequest,
-    Profiles,
-    ProfilesRequest,
     Refusal,
 )
 from trainctl.protocol.messages import Calibration as CalibrationReply
@@ -157,9 +157,9 @@ class CalibrationHost:
     async def reply(self, request: CalibrationRequest) -> AgentReply:
         """Carry out a request, or say why not."""
         try:
-            if isinstance(request, ProfilesRequest):
+            if isinstance(request, CalibrationsRequest):
                 newest = await asyncio.to_thread(self._profiles.newest, request.limit)
-                return Profiles(rid=request.rid, profiles=newest)
+                return Calibrations(rid=request.rid, profiles=newest)
             if isinstance(request, LinkRequest):
                 return await self._links.reply(request)
             return msgspec.structs.replace(self._calibration(request).answer, rid=request.rid)

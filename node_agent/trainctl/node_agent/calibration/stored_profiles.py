@@ -9,7 +9,7 @@ import msgspec
 
 from trainctl.protocol.calibration.peak import is_comparable
 from trainctl.protocol.calibration.profile import (
-    MOST_PASSES,
+    MAX_PASSES,
     DeviceProfile,
     Pass,
     ProfileKey,
@@ -89,7 +89,7 @@ class StoredProfiles:
                 seconds = statistics.median(step.seconds for step in steps)
                 timed = passes.get(micro, steps[-1])
                 is_faster = micro / seconds > (timed.rate if micro in passes else best)
-                if is_faster and len(steps) >= MIN_STEPS and (micro in passes or len(passes) < MOST_PASSES):
+                if is_faster and len(steps) >= MIN_STEPS and (micro in passes or len(passes) < MAX_PASSES):
                     passes[micro] = msgspec.structs.replace(timed, seconds=seconds)
             learned = tuple(passes[micro] for micro in sorted(passes))
             if learned != profile.passes:

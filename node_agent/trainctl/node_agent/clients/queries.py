@@ -50,7 +50,7 @@ async def _answer(request: m.Query, source: QueryContext) -> m.AgentReply:
             return await _hosts(request, source)
         case m.SamplesRequest():
             return await _samples(request, source)
-        case m.TracesRequest():
+        case m.StepProfilesRequest():
             return await _traces(request, source)
         case m.TraceRequest():
             return await forwarded_queries.trace(request, source)
@@ -139,10 +139,10 @@ async def _samples(request: m.SamplesRequest, source: QueryContext) -> m.Samples
     return m.Samples(rid=request.rid, run=paths.directory.name, samples=found, last_row=last, more=more)
 
 
-async def _traces(request: m.TracesRequest, source: QueryContext) -> m.Traces:
+async def _traces(request: m.StepProfilesRequest, source: QueryContext) -> m.StepProfiles:
     paths = run_paths(request.run, source)
     found = await from_record(paths, lambda reader: reader.newest_events(request.limit, kind="profile"))
-    return m.Traces(rid=request.rid, run=paths.directory.name, profiles=found)
+    return m.StepProfiles(rid=request.rid, run=paths.directory.name, profiles=found)
 
 
 async def _pairs(request: m.PairsRequest, source: QueryContext) -> m.Pairs:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainctl.protocol.batch.memory_estimate import MemoryModel, fit
-from trainctl.protocol.calibration.peak import MOST_OF_CAP
+from trainctl.protocol.calibration.peak import MAX_CAP_PART
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.messages import Ready, Report, peak_bytes
 
@@ -126,7 +126,7 @@ class MemoryPeaks:
         tried, model, cap = self._tried.get(rank), self._model(rank), self._caps.get(rank)
         if tried is None or model is None or not cap:
             return tried
-        most, before = max(1, model.most(MOST_OF_CAP * cap, tried)), self._most.get(rank, 0)
+        most, before = max(1, model.most(MAX_CAP_PART * cap, tried)), self._most.get(rank, 0)
         if most < before or most >= (1 + LEAST_RISE) * before:
             self._most[rank] = most
         return self._most[rank]

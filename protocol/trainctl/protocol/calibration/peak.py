@@ -16,7 +16,7 @@ FALLS = 2
 """Falls in a row past the peak after which no larger micro-batch is tried."""
 NEAR = 0.01
 """Fraction of the best rate by which a smaller micro-batch, which needs less memory, may be slower."""
-MOST_OF_CAP = 0.85
+MAX_CAP_PART = 0.85
 """Part of the memory cap that the peak of a chosen micro-batch may take: the rest is for what training adds."""
 SLOWER = 0.1
 """Fraction by which a rate must fall to be reported as slower: repeated measurements differ by less."""
@@ -51,10 +51,10 @@ def between(passes: Sequence[Pass], out_of_memory: int | None = None) -> list[in
     return [(low + high) // 2 for low, high in itertools.pairwise(near) if high - low > 1]
 
 
-def peak(passes: Sequence[Pass], most: int | None = None, most_bytes: float | None = None) -> Pass:
-    """The smallest micro-batch whose rate is within NEAR of the best, of those within `most` samples and `most_bytes`
+def peak(passes: Sequence[Pass], most: int | None = None, max_bytes: float | None = None) -> Pass:
+    """The smallest micro-batch whose rate is within NEAR of the best, of those within `most` samples and `max_bytes`
     of memory. If none is, the smallest. Raises ValueError without passes."""
-    allowed = [one for one in passes if _is_within(one, most, most_bytes)]
+    allowed = [one for one in passes if _is_within(one, most, max_bytes)]
     if not allowed:
         return min(passes, key=lambda one: one.micro)
     best = max(one.rate for one in allowed)
@@ -63,7 +63,7 @@ def peak(passes: Sequence[Pass], most: int | None = None, most_bytes: float | No
 
 def fastest_within_cap(passes: Sequence[Pass], most: int, cap_bytes: float | None) -> Pass:
     """Return the peak that leaves room in the memory that a rank may take: what `micro = "auto"` chooses."""
-    return peak(passes, most, None if cap_bytes is None else MOST_OF_CAP * cap_bytes)
+    return peak(passes, most, None if cap_bytes is None else MAX_CAP_PART * cap_bytes)
 
 
 def first_micro(
@@ -81,9 +81,9 @@ def first_micro(
     return fastest_within_cap(passes, global_batch, cap_bytes).micro
 
 
-def _is_within(one: Pass, most: int | None, most_bytes: float | None) -> bool:
+def _is_within(one: Pass, most: int | None, max_bytes: float | None) -> bool:
     is_small = most is None or one.micro <= most
-    return is_small and (most_bytes is None or one.peak_bytes is None or one.peak_bytes <= most_bytes)
+    return is_small and (max_bytes is None or one.peak_bytes is None or one.peak_bytes <= max_bytes)
 
 
 # ---------------------------------------------------------------- beside an earlier profile

@@ -25,7 +25,7 @@ Micro = Annotated[int, Meta(ge=1, le=2**40)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Rate = Annotated[float, Meta(gt=0, le=1e18)]
 Word = Annotated[str, Meta(min_length=1, max_length=200)]
-MOST_PASSES = 64
+MAX_PASSES = 64
 """Micro-batches in one profile, at most."""
 
 
@@ -100,11 +100,11 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     key: ProfileKey  # what the profile holds for
     created_at: float  # Unix seconds
     duration_seconds: float = 0.0  # time that the calibration took
-    passes: Annotated[tuple[Pass, ...], Meta(min_length=1, max_length=MOST_PASSES)]  # by micro-batch, ascending
+    passes: Annotated[tuple[Pass, ...], Meta(min_length=1, max_length=MAX_PASSES)]  # by micro-batch, ascending
     out_of_memory_micro: Micro | None = None  # smallest micro-batch that ran out of memory; None: none did
-    grid: Annotated[tuple[GridPoint, ...], Meta(max_length=MOST_PASSES)] = ()  # steps of one effective batch
+    grid: Annotated[tuple[GridPoint, ...], Meta(max_length=MAX_PASSES)] = ()  # steps of one effective batch
     optimizer_seconds: Seconds | None = None  # time of a step beside its passes: the update, norms, the report
-    forward: Annotated[tuple[Pass, ...], Meta(max_length=MOST_PASSES)] = ()  # forward passes only, as scoring runs them
+    forward: Annotated[tuple[Pass, ...], Meta(max_length=MAX_PASSES)] = ()  # forward passes only, as scoring runs them
     beside: Annotated[tuple[Word, ...], Meta(max_length=64)] = ()  # nodes of the machine that were calibrated with it
     matmul: Annotated[tuple[MatmulRate, ...], Meta(max_length=16)] = ()  # by data type
     memory_bytes_per_second: Rate | None = None  # bandwidth of copies in the device's memory, read and written
@@ -118,7 +118,7 @@ class ProfileSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a profile that plans need."""
 
     created_at: float  # Unix seconds
-    passes: Annotated[tuple[Pass, ...], Meta(min_length=1, max_length=MOST_PASSES)]  # by micro-batch, ascending
+    passes: Annotated[tuple[Pass, ...], Meta(min_length=1, max_length=MAX_PASSES)]  # by micro-batch, ascending
     out_of_memory_micro: Micro | None = None  # smallest micro-batch that ran out of memory; None: none did
     optimizer_seconds: Seconds | None = None  # time of a step beside its passes
     gflops: Annotated[dict[Word, float], Meta(max_length=16)] = msgspec.field(

@@ -12,7 +12,7 @@ from trainctl.protocol.messages import Heartbeat, Live
 from trainctl.protocol.security.keyring import Credentials
 from trainctl.protocol.wire import codec, sockets
 
-MOST_WAITING = 4096
+MAX_WAITING = 4096
 """Most messages that wait here; further ones wait in the socket, which drops messages when it is full."""
 AT_ONCE = 128
 """Messages taken before other tasks run, so that a flood doesn't block the loop."""
@@ -95,7 +95,7 @@ class LiveQueue:
         except ProtocolError:
             return  # not ours; a message of ours that is lost shows as a gap
         self._arrived.set()
-        if len(self._messages) >= MOST_WAITING:
+        if len(self._messages) >= MAX_WAITING:
             self._stop()
 
     def close(self) -> None:

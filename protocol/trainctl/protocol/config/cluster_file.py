@@ -74,7 +74,7 @@ def check(node: SimulatedNode, where: str) -> None:
 DEFAULT_CURRENCY = "USD"
 Price = Annotated[float, Meta(ge=0, le=1e9)]
 _CURRENCY = re.compile(r"[^\W\d_]{1,8}|[$€£¥₩₹]")
-MOST_NODES = 1024
+MAX_NODES = 1024
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ def read(path: Path, *, simulated: bool = False) -> Cluster:
     """The file, and the nodes of those in `cluster.d` beside it. A node that is only simulated, so without an address,
     is left out unless `simulated`. Raises InvalidInputError naming file and field."""
     raw = validation_errors.read_toml(path, "cluster file")
-    if isinstance(nodes := raw.get("nodes"), dict) and len(nodes) > MOST_NODES:
-        raise InvalidInputError(f"{path}: nodes", f"{len(nodes):,} nodes are too many; the maximum is {MOST_NODES:,}")
+    if isinstance(nodes := raw.get("nodes"), dict) and len(nodes) > MAX_NODES:
+        raise InvalidInputError(f"{path}: nodes", f"{len(nodes):,} nodes are too many; the maximum is {MAX_NODES:,}")
     raw = _placed(raw, simulated=simulated)
     cluster = _with_added(validation_errors.checked(raw, Cluster, str(path)), path)
     seen: dict[str, str] = {}

@@ -14,8 +14,8 @@ AGENT_OPTIONS = "TRAINCTL_AGENT_"
 """How the variables begin that set the options of `trainctl-agent run`."""
 DEVICE_ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-MOST_VARIABLES = 64
-MOST_BYTES = 4000
+MAX_VARIABLES = 64
+MAX_BYTES = 4000
 """Most bytes of one value."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _RESERVED = (
@@ -55,8 +55,8 @@ ALLOWED_BY_OWNER = "TRAINCTL_ALLOWED_VARIABLES"
 
 def check(variables: Mapping[str, str], where: str) -> None:
     """Raise InvalidInputError naming `where` and the variable if no node would take these from a run file."""
-    if len(variables) > MOST_VARIABLES:
-        raise InvalidInputError(where, f"{len(variables)} variables are too many; the maximum is {MOST_VARIABLES}")
+    if len(variables) > MAX_VARIABLES:
+        raise InvalidInputError(where, f"{len(variables)} variables are too many; the maximum is {MAX_VARIABLES}")
     for name, value in variables.items():
         check_name(name, where)
         check_value(value, f"{where}.{name}")
@@ -106,5 +106,5 @@ def check_name(name: str, where: str) -> None:
 
 def check_value(value: str, where: str) -> None:
     """Raise InvalidInputError for text that can't be a variable's value."""
-    if "\0" in value or len(value.encode(errors="replace")) > MOST_BYTES:
-        raise InvalidInputError(where, f"must be text of at most {MOST_BYTES} bytes, without null bytes")
+    if "\0" in value or len(value.encode(errors="replace")) > MAX_BYTES:
+        raise InvalidInputError(where, f"must be text of at most {MAX_BYTES} bytes, without null bytes")

@@ -109,7 +109,7 @@ class PlateauTable(PolicyTable, frozen=True):
     improvement: Annotated[float, Meta(ge=0, lt=1)] = 1e-4  # least one that counts, relative to the best loss
     factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5  # of the rest of the learning-rate schedule
     cooldown: Annotated[int, Meta(ge=0, le=100_000)] = 2  # evaluations after a cut that don't count
-    least_rate: Annotated[float, Meta(ge=0, le=100)] = 0.0  # learning rate below which it doesn't cut
+    min_rate: Annotated[float, Meta(ge=0, le=100)] = 0.0  # learning rate below which it doesn't cut
 
 
 class EarlyStopTable(PolicyTable, frozen=True):
@@ -121,9 +121,9 @@ class SpikeTable(PolicyTable, frozen=True, omit_defaults=True):
     mads: Annotated[float, Meta(ge=1, le=1000)] | None = None  # instead of alerts.loss_spike_mads, for alerts too
     steps: Annotated[int, Meta(ge=1, le=10_000)] | None = None  # instead of alerts.loss_spike_steps, for alerts too
     recover_steps: Annotated[int, Meta(ge=1, le=100_000)] = BACK_STEPS  # steps within which it may come back by itself
-    least_back: Annotated[int, Meta(ge=0, le=2**40)] = 100  # steps that the run goes back at least
+    min_back: Annotated[int, Meta(ge=0, le=2**40)] = 100  # steps that the run goes back at least
     skip_batches: Annotated[int, Meta(ge=0, le=1_000_000)] = 200  # global batches, at least to the spike; 0: none
-    most_times: Annotated[int, Meta(ge=1, le=1000)] = 2  # a run
+    max_times: Annotated[int, Meta(ge=1, le=1000)] = 2  # a run
 
 
 class DivergenceTable(PolicyTable, frozen=True, omit_defaults=True):

@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -31,6 +31,12 @@ from trainctl.protocol.errors import Collected, InvalidInputError
 
 _GONE_POLICIES = ("clip-bound", "caches")
 """Policies of version 0.2.0, which kept the table of each in every run file."""
+_NAMES_BEFORE: Final = {
+    ("plateau", "min_rate"): "least_rate",
+    ("spike", "min_back"): "least_back",
+    ("spike", "max_times"): "most_times",
+}
+"""Settings of policies, with the name that version 0.2.0 has for each: files may still have it, and messages do."""
 _EARLIER = "'s version of trainctl"
 STANDARD_INPUT = "-"
 """As data.path: `trainctl run` copies its standard input into a growing file, and trains on that."""
@@ -49,7 +55,7 @@ def read(path: Path, overrides: dict[str, str] | None = None) -> RunFile:
 
 def parse(raw: dict[str, Any], where: str = "run file") -> RunFile:
     """Return the run file of parsed TOML. Raises InvalidInputError naming `where` and the field."""
-    config = validation_errors.checked(_without_gone(raw, where), RunFile, where)
+    config = validation_errors.checked(_renamed(_without_gone(raw, where), where), RunFile, where)
     _check_sense(config, where)
     return config
 
@@ -69,6 +75,32 @@ def _without_gone(raw: dict[str, Any], where: str) -> dict[str, Any]:
     return {**raw, "optimizer": {key: value for key, value in optimizer.items() if key != "offload"}}
 
 
+def _renamed(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the tables with today's names of settings. Raises InvalidInputError for one under both of its names."""
+    policies = raw.get("policy")
+    if not isinstance(policies, dict):
+        return raw
+    policies = dict(policies)
+    for (policy, name), before in _NAMES_BEFORE.items():
+        table = policies.get(policy)
+        if not isinstance(table, dict) or before not in table:
+            continue
+        if name in table:
+            raise InvalidInputError(f"{where}: policy.{policy}.{before}", f"is called {name} now: leave this one out")
+        policies[policy] = {name if key == before else key: value for key, value in table.items()}
+    return {**raw, "policy": policies}
+
+
+def old_names(path: Path) -> tuple[str, ...]:
+    """Return a hint for each setting that a valid run file has under an earlier name."""
+    policies = validation_errors.read_toml(path, "run file").get("policy", {})
+    return tuple(
+        f"policy.{policy}.{before} is called {name} now; the old name will go"
+        for (policy, name), before in _NAMES_BEFORE.items()
+        if before in policies.get(policy, {})
+    )
+
+
 def to_dict(config: RunFile) -> dict[str, Any]:
     """Return a run file as TOML would hold it: no None."""
 
@@ -85,8 +117,14 @@ def to_dict(config: RunFile) -> dict[str, Any]:
 
 def to_message(config: RunFile) -> dict[str, Any]:
     """Return a run file as an agent of any version reads it: without fields at their default, which an earlier version
-    may lack. Within a protocol version no default changes, so that all agents of a run read the same."""
-    return _without_defaults(config)
+    may lack, and with the names that settings have in 0.2.0. Within a protocol version no default changes, so that all
+    agents of a run read the same."""
+    message = _without_defaults(config)
+    for (policy, name), before in _NAMES_BEFORE.items():
+        table = message.get("policy", {}).get(policy, {})
+        if name in table:
+            table[before] = table.pop(name)
+    return message
 
 
 def _without_defaults(table: msgspec.Struct) -> dict[str, Any]:

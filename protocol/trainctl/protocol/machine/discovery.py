@@ -11,7 +11,7 @@ from typing import NamedTuple
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 
 SERVICE = "_trainctl._tcp.local."
-MOST_CHARACTERS = 128
+MAX_CHARACTERS = 128
 
 
 class Advert(NamedTuple):
@@ -45,4 +45,4 @@ def advert(host: str, port: int, told: Mapping[bytes, bytes | None]) -> Advert:
 
 def _shown(raw: bytes | None) -> str:
     text = (raw or b"").decode("utf-8", "replace")
-    return "".join(char for char in text if char.isprintable())[:MOST_CHARACTERS]
+    return "".join(char for char in text if char.isprintable())[:MAX_CHARACTERS]

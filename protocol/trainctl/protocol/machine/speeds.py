@@ -82,17 +82,17 @@ ROUNDS: Final = 20
 _CHUNK: Final = bytes(1 << 20)
 
 
-def exchange(connection: socket.socket, seconds: float = EXCHANGE_SECONDS, most_bytes: int = EXCHANGE_BYTES) -> float:
-    """Send for so many seconds, at most `most_bytes`, while the other side does the same; bytes per second received.
-    Both sides call it. It receives no more than `most_bytes`, and for no more than LATE_SECONDS after it has sent.
+def exchange(connection: socket.socket, seconds: float = EXCHANGE_SECONDS, max_bytes: int = EXCHANGE_BYTES) -> float:
+    """Send for so many seconds, at most `max_bytes`, while the other side does the same; bytes per second received.
+    Both sides call it. It receives no more than `max_bytes`, and for no more than LATE_SECONDS after it has sent.
     Raises OSError if the other side is gone, ValueError if nothing arrived."""
     connection.settimeout(SILENT_SECONDS)
-    sending = threading.Thread(target=_send, args=(connection, seconds, most_bytes), daemon=True)
+    sending = threading.Thread(target=_send, args=(connection, seconds, max_bytes), daemon=True)
     sending.start()
     buffer, received, begun = bytearray(len(_CHUNK)), 0, time.monotonic()
     ended = begun
-    while received < most_bytes and ended < begun + seconds + LATE_SECONDS:
-        count = connection.recv_into(buffer, min(len(buffer), most_bytes - received))
+    while received < max_bytes and ended < begun + seconds + LATE_SECONDS:
+        count = connection.recv_into(buffer, min(len(buffer), max_bytes - received))
         if not count:
             break
         received, ended = received + count, time.monotonic()
@@ -125,11 +125,11 @@ def echo(connection: socket.socket) -> None:
         connection.sendall(connection.recv(1))
 
 
-def _send(connection: socket.socket, seconds: float, most_bytes: int) -> None:
+def _send(connection: socket.socket, seconds: float, max_bytes: int) -> None:
     sent, end = 0, time.monotonic() + seconds
     try:
-        while sent < most_bytes and time.monotonic() < end:
-            sent += connection.send(_CHUNK[: most_bytes - sent])
+        while sent < max_bytes and time.monotonic() < end:
+            sent += connection.send(_CHUNK[: max_bytes - sent])
         connection.shutdown(socket.SHUT_WR)
     except OSError:
         connection.close()  # then receiving ends too

@@ -64,7 +64,7 @@ class Metric(NamedTuple):
 
 
 _LOSS_UNIT = "nats per token"
-_MOST_NATS = 700.0
+_MAX_NATS = 700.0
 """Loss above which its exponential is too large for a float."""
 _BUSY = " + ".join(f"r.{name}_seconds" for name in BUSY_PHASES)
 _NOT_FINITE = "CASE WHEN {0} IS NULL OR abs({0}) >= 1e300 THEN 1.0 END"
@@ -449,7 +449,7 @@ def host_values(host: Any, device: str | None) -> dict[str, float]:
 
 def perplexity(loss: float | None, unit: str = _LOSS_UNIT) -> float | None:
     """exp(loss); None if there is none, if the loss is in another unit, or if it is too large."""
-    return math.exp(loss) if loss is not None and unit == _LOSS_UNIT and loss < _MOST_NATS else None
+    return math.exp(loss) if loss is not None and unit == _LOSS_UNIT and loss < _MAX_NATS else None
 
 
 def metric_of(name: str, *, per_rank: bool = True) -> Metric:

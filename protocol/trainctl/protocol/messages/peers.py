@@ -220,7 +220,7 @@ class PeerRefusal(Message, tag="peer-refusal", frozen=True):
 FromPeer = PeerWelcome | PeerHosted | PeerConsent | PeerAnswer | PeerExit | PeerBeat | PeerRefusal
 
 
-MOST_GUEST_RANKS = 64
+MAX_GUEST_RANKS = 64
 """Maximum number of ranks in one attached run. A step with all their metrics must fit into one request."""
 
 
@@ -262,4 +262,4 @@ class GuestStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grad_norm: float | None = None  # gradient norm before clipping
     global_batch: Count | None = None
     values: Values = msgspec.field(default_factory=dict)  # metrics of the run, by name
-    parts: Annotated[tuple[GuestPart, ...], Meta(max_length=MOST_GUEST_RANKS)] = ()
+    parts: Annotated[tuple[GuestPart, ...], Meta(max_length=MAX_GUEST_RANKS)] = ()

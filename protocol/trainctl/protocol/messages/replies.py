@@ -179,7 +179,7 @@ class Samples(Reply, tag="samples", frozen=True):
     more: bool
 
 
-class Traces(Reply, tag="traces", frozen=True):
+class StepProfiles(Reply, tag="traces", frozen=True):
     """Profiles of a run's steps."""
 
     run: str | None
@@ -387,7 +387,7 @@ class Calibration(Reply, tag="calibration", frozen=True):
     waits: Annotated[int, Meta(ge=0, le=3)] = 0  # beside others: stage that it is ready for; 0: none
 
 
-class Profiles(Reply, tag="profiles", frozen=True):
+class Calibrations(Reply, tag="profiles", frozen=True):
     """Stored profiles of the agent's node."""
 
     profiles: tuple[DeviceProfile, ...]  # newest first
@@ -550,7 +550,7 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 AgentReply = (
     Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | Policies | DryRun | DiagnosisReply
-    | LogPart | Viewers | Facts | Digests | Disk | Calibration | Profiles | LinkReply | Audit | HookTest | RunEdited
-    | RunKept | Works | WorkStatus | Traces | TracePart | WorkHosted | WorkFilePart | SliceReply
+    | LogPart | Viewers | Facts | Digests | Disk | Calibration | Calibrations | LinkReply | Audit | HookTest | RunEdited
+    | RunKept | Works | WorkStatus | StepProfiles | TracePart | WorkHosted | WorkFilePart | SliceReply
     | CommandReply | Refusal
 )  # fmt: skip

@@ -10,11 +10,12 @@ from trainctl.protocol.config.names import FILE_PATTERN, NAME_PATTERN
 from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name, WorkId, WorkKind
-from trainctl.protocol.messages.peers import MOST_GUEST_RANKS, GuestRank, GuestStep
+from trainctl.protocol.messages.peers import MAX_GUEST_RANKS, GuestRank, GuestStep
 from trainctl.protocol.messages.profiles import TraceName
 from trainctl.protocol.messages.replies import (
     Audit,
     Calibration,
+    Calibrations,
     CommandReply,
     DiagnosisReply,
     Digests,
@@ -30,7 +31,6 @@ from trainctl.protocol.messages.replies import (
     LogPart,
     Pairs,
     Policies,
-    Profiles,
     Reply,
     RunEdited,
     RunKept,
@@ -38,9 +38,9 @@ from trainctl.protocol.messages.replies import (
     Samples,
     SliceReply,
     Snapshot,
+    StepProfiles,
     Steps,
     TracePart,
-    Traces,
     Viewers,
     WorkFilePart,
     WorkHosted,
@@ -135,7 +135,7 @@ class SamplesRequest(Request[Samples], tag="samples-request", frozen=True, forbi
     newest: bool = False  # whether to return the last `limit` answers instead of the first
 
 
-class TracesRequest(Request[Traces], tag="traces-request", frozen=True, forbid_unknown_fields=True):
+class StepProfilesRequest(Request[StepProfiles], tag="traces-request", frozen=True, forbid_unknown_fields=True):
     """Requests the newest profiles of a run's steps, from its record."""
 
     run: str | None = None
@@ -239,7 +239,7 @@ class LinkRequest(Request[LinkReply], tag="link-request", frozen=True, forbid_un
     token: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]  # first bytes of the connection
 
 
-class ProfilesRequest(Request[Profiles], tag="profiles-request", frozen=True, forbid_unknown_fields=True):
+class CalibrationsRequest(Request[Calibrations], tag="profiles-request", frozen=True, forbid_unknown_fields=True):
     """Requests the stored profiles of the agent's node, newest first."""
 
     limit: Annotated[int, Meta(ge=1, le=32)] = 16
@@ -288,7 +288,7 @@ class AttachRun(Request[RunKept], tag="attach-run", frozen=True, forbid_unknown_
     run: GuestId  # run ID, chosen by the program; keep it to continue the run
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     started_at: float  # start time, in Unix seconds
-    ranks: Annotated[tuple[GuestRank, ...], Meta(min_length=1, max_length=MOST_GUEST_RANKS)]
+    ranks: Annotated[tuple[GuestRank, ...], Meta(min_length=1, max_length=MAX_GUEST_RANKS)]
     kind: Literal["guest", "exec"] = "guest"
     steps: Count | None = None  # total number of steps; None: unknown
     weight_unit: Annotated[str, Meta(min_length=1, max_length=32)] = "tokens"
@@ -414,11 +414,11 @@ WorkRequest = (
     WorksRequest | OpenWork | WorkRows | WorkResultsRequest | EndWork | HostWork | WorkFileRequest | SliceRequest
 )
 GuestRequest = AttachRun | RunSteps | EndRun
-CalibrationRequest = CalibrateRequest | ProfilesRequest | LinkRequest
+CalibrationRequest = CalibrateRequest | CalibrationsRequest | LinkRequest
 Query = (
     SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
     | SamplesRequest | PairsRequest | PoliciesRequest | DryRunRequest | DiagnosisRequest | LogRequest | AttendRequest
-    | FactsRequest | TracesRequest | TraceRequest | DigestsRequest | DiskRequest | AuditRequest | HookTestRequest
+    | FactsRequest | StepProfilesRequest | TraceRequest | DigestsRequest | DiskRequest | AuditRequest | HookTestRequest
     | EditRun
 )  # fmt: skip
 """Requests that change no run that is active."""

@@ -25,7 +25,7 @@ from trainctl.protocol.record.schema import ROLLUP_LEVELS
 RAW_STEPS_PER_COLUMN: Final = 30
 RAW_VALUES_PER_COLUMN: Final = 5
 """The same for metrics by name, where each step is a row with all of the rank's values."""
-_LEAST_ROLLUPS_PER_COLUMN: Final = 3
+_MIN_ROLLUPS_PER_COLUMN: Final = 3
 """Least rollups per column; with fewer, rounding up to whole rollups would leave too many columns empty."""
 
 
@@ -54,7 +54,7 @@ def choose(first: int, last: int, columns: int, *, rollups: bool = True, raw_mos
 def _of_size(wanted: int, raw_most: int) -> Zoom:
     if wanted <= raw_most:
         return Zoom(wanted, 0)
-    fitting = [level for level in ROLLUP_LEVELS if level * _LEAST_ROLLUPS_PER_COLUMN <= wanted]
+    fitting = [level for level in ROLLUP_LEVELS if level * _MIN_ROLLUPS_PER_COLUMN <= wanted]
     level = max(fitting, default=ROLLUP_LEVELS[0])
     return Zoom(-(-wanted // level) * level, level)
 

@@ -13,7 +13,7 @@ _RANK_TOTALS = f"""
       {", ".join(f"sum({name}_seconds)" for name in PHASES)}
     FROM rank_steps {{standing}} GROUP BY rank, node ORDER BY rank, count(*) DESC
 """  # noqa: S608  constants of this program
-_LEAST_SYNC = """
+_MIN_SYNC = """
     SELECT ranks, sum(least) FROM (
       SELECT group_concat(rank || ' ' || node, '\n') AS ranks, min(sync_seconds) AS least
       FROM rank_steps {standing} GROUP BY step
@@ -75,7 +75,7 @@ class WholeRunReader(RecordReader):
         """Return the totals by rank; a rank that ran on several nodes has one entry each, the longest first."""
         standing = _STANDING if self._has_retracted() else ""  # else it takes half of the time
         least: Counter[str] = Counter()
-        for ranks, seconds in self._rows(_LEAST_SYNC.format(standing=standing)):
+        for ranks, seconds in self._rows(_MIN_SYNC.format(standing=standing)):
             least.update(dict.fromkeys(ranks.split("\n"), seconds))
         found = []
         for rank, node, steps, samples, tokens, seconds, *phases in self._rows(_RANK_TOTALS.format(standing=standing)):

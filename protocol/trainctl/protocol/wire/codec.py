@@ -133,13 +133,13 @@ def peek_link(frame: bytes) -> str:
     return _peek(frame, "link", 200)
 
 
-def _peek(frame: bytes, field: str, most_characters: int) -> str:
+def _peek(frame: bytes, field: str, max_characters: int) -> str:
     try:
         raw = _unpack(frame, CONTROL_FRAME_BYTES, CONTROL_CAPS)
     except ProtocolError:
         return ""
     text = raw.get(field)
-    return text if isinstance(text, str) and len(text) <= most_characters else ""
+    return text if isinstance(text, str) and len(text) <= max_characters else ""
 
 
 def _control(frame: bytes, union: Any) -> Any:

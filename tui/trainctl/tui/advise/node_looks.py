@@ -12,7 +12,7 @@ from trainctl.protocol.calibration.profile import DeviceProfile, all_profiles, r
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config.cluster_file import SimulatedNode
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.protocol.messages import Facts, FactsRequest, HostReading, ProfilesRequest, SnapshotRequest
+from trainctl.protocol.messages import CalibrationsRequest, Facts, FactsRequest, HostReading, SnapshotRequest
 from trainctl.protocol.record.paths import node_directory
 from trainctl.tui.commands.targets import ClusterFile
 from trainctl.tui.doctor.probe import try_port
@@ -57,7 +57,7 @@ async def _asked(address: str) -> NodeLook:
         raise UnreachableError(f"{address}: {trouble.text}")
     async with Client(address, timeout_seconds=ANSWER_SECONDS) as client:
         host = (await client.ask(SnapshotRequest, 0)).node.host
-        profiles = (await client.ask(ProfilesRequest, MOST_PROFILES)).profiles
+        profiles = (await client.ask(CalibrationsRequest, MOST_PROFILES)).profiles
         return NodeLook(profiles, await client.ask(FactsRequest), host)
 
 

@@ -15,9 +15,9 @@ from trainctl.tui.state import series
 from trainctl.tui.state.view_state import ViewState
 
 Key = tuple[str, int | None]
-MOST_COLUMNS: Final = 2000
+MAX_COLUMNS: Final = 2000
 """The protocol's limit to the buckets of a request."""
-_MOST_METRICS: Final = 16
+_MAX_METRICS: Final = 16
 _MOST_NUMBERS: Final = 80_000
 """Numbers of a reply; the protocol's frames end at 1 MB, and a number takes nine bytes."""
 _CAPACITY: Final = 8192
@@ -59,7 +59,7 @@ def ask_of(run: str, metrics: tuple[str, ...], span: tuple[float, float], newest
     """Return the request for the steps in view, `span`, of a run that has come to `newest`."""
     first = max(math.floor(span[0]), 1)
     last = max(min(math.ceil(span[1]), newest), first)
-    return Ask(run, metrics, first, last, min(max(columns, 2), MOST_COLUMNS), math.ceil(span[1]))
+    return Ask(run, metrics, first, last, min(max(columns, 2), MAX_COLUMNS), math.ceil(span[1]))
 
 
 def parts(ask: Ask, ranks: int) -> list[tuple[str, ...]]:
@@ -68,7 +68,7 @@ def parts(ask: Ask, ranks: int) -> list[tuple[str, ...]]:
     numbers = 0
     for metric in ask.metrics:
         size = 5 * ask.columns * (max(ranks, 1) if per_rank(metric) else 1)
-        if made[-1] and (len(made[-1]) == _MOST_METRICS or numbers + size > _MOST_NUMBERS):
+        if made[-1] and (len(made[-1]) == _MAX_METRICS or numbers + size > _MOST_NUMBERS):
             made.append([])
             numbers = 0
         made[-1].append(metric)

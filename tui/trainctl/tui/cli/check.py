@@ -33,10 +33,13 @@ def checked_run_file(
     """Return the run file, checked. A person is asked before a model that isn't in the Hugging Face cache is
     downloaded."""
     try:
-        return targets.run_file(file, overrides, local=local, cluster=cluster)
+        checked = targets.run_file(file, overrides, local=local, cluster=cluster)
     except NotCachedError as missing:
         offers.offer_download(missing, may_ask=not json, tell=output.tell)
-    return targets.run_file(file, overrides, local=local, cluster=cluster)
+        checked = targets.run_file(file, overrides, local=local, cluster=cluster)
+    for hint in runfile.old_names(file):
+        output.tell(f"{file}: {hint}")
+    return checked
 
 
 @app.command()

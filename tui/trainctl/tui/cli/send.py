@@ -19,8 +19,8 @@ from trainctl.protocol.messages import (
     DryRun,
     DryRunRequest,
     SnapshotRequest,
-    Traces,
-    TracesRequest,
+    StepProfiles,
+    StepProfilesRequest,
     verbs,
 )
 from trainctl.protocol.messages.events import ProfileFailed
@@ -290,14 +290,14 @@ def profile(
     order = command.make_order("profile", {"steps": steps, "nodes": node or []}, run=run_id)
     with agent_call.told(order, json=json):
         events = (
-            agent_call.call(lead, lambda client: client.ask(TracesRequest, run_id), lead=run is None)
+            agent_call.call(lead, lambda client: client.ask(StepProfilesRequest, run_id), lead=run is None)
             if last
             else _record(lead, order, timeout, json=json)
         )
         return _show_profile(lead, events, out, json=json)
 
 
-def _record(lead: str, order: command.Order, seconds: float, *, json: bool) -> Traces:
+def _record(lead: str, order: command.Order, seconds: float, *, json: bool) -> StepProfiles:
     """Send the command, and wait for the events of its traces. Exits if it is refused. Raises ExpiredError."""
     reply = agent_call.send(lead, order, "applied", seconds)
     code = command.exit_code(reply)
@@ -309,12 +309,12 @@ def _record(lead: str, order: command.Order, seconds: float, *, json: bool) -> T
     return agent_call.call(lead, lambda client: _profiled(client, reply, nodes, seconds), lead=True)
 
 
-async def _profiled(client: "Client", asked: CommandReply, nodes: list[str], seconds: float) -> Traces:
+async def _profiled(client: "Client", asked: CommandReply, nodes: list[str], seconds: float) -> StepProfiles:
     """Return the events of the command's profile, once every rank has said how it ended. Raises ExpiredError."""
     until, run, wanted = time.monotonic() + seconds, asked.run, None
     while True:
         view = (await client.ask(SnapshotRequest, 0, run)).run
-        found = await client.ask(TracesRequest, run)
+        found = await client.ask(StepProfilesRequest, run)
         new = tuple(event for event in found.profiles if event.command == asked.id)
         if wanted is None:  # a rank that joins later has no part in it
             wanted = [rank.node for rank in live_ranks(view) if not nodes or rank.node in nodes]
@@ -327,7 +327,7 @@ async def _profiled(client: "Client", asked: CommandReply, nodes: list[str], sec
         await asyncio.sleep(PROFILE_POLL_SECONDS)
 
 
-def _show_profile(lead: str, events: Traces, out: Path | None, *, json: bool) -> int:
+def _show_profile(lead: str, events: StepProfiles, out: Path | None, *, json: bool) -> int:
     """Print the newest profile, and copy its traces if asked. Raises what `download` raises."""
     from trainctl.protocol.client.trace_download import download
     from trainctl.tui.screens import step_profile_view

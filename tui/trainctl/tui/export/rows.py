@@ -34,7 +34,7 @@ from trainctl.protocol.record.schema import ROLLUP_LEVELS
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
 
-MOST_COLUMNS: Final = 2000
+MAX_COLUMNS: Final = 2000
 METRICS_AT_ONCE: Final = 16
 """The most columns and metrics that a history request may name."""
 VALUES: Final = 20_000
@@ -50,7 +50,7 @@ class Question:
 
     @property
     def columns(self) -> int:
-        return min(self.steps[-1] - self.steps[0] + 1, MOST_COLUMNS)
+        return min(self.steps[-1] - self.steps[0] + 1, MAX_COLUMNS)
 
 
 Value = tuple[int, int | None, str, float]
@@ -94,9 +94,9 @@ def _parts(steps: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
 def _are_told_apart(steps: Sequence[int]) -> bool:
     """Return whether no bucket has two of them, where an agent makes as many as it may: at most twice as large as they
     need be to be so few, and as large as the finest rollups."""
-    if len(steps) < 2 or steps[-1] - steps[0] < MOST_COLUMNS:
+    if len(steps) < 2 or steps[-1] - steps[0] < MAX_COLUMNS:
         return True
-    largest = max(ROLLUP_LEVELS[0], 2 * -(-(steps[-1] - steps[0] + 1) // (MOST_COLUMNS - 1)))
+    largest = max(ROLLUP_LEVELS[0], 2 * -(-(steps[-1] - steps[0] + 1) // (MAX_COLUMNS - 1)))
     return min(later - earlier for earlier, later in pairwise(steps)) >= largest
 
 

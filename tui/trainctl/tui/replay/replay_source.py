@@ -21,6 +21,7 @@ from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
     MAX_COUNT,
     AttendRequest,
+    Calibrations,
     CommandReply,
     DiagnosisReply,
     DiagnosisRequest,
@@ -35,7 +36,6 @@ from trainctl.protocol.messages import (
     Pairs,
     PairsRequest,
     PoliciesRequest,
-    Profiles,
     RankState,
     RankStep,
     RankView,
@@ -51,9 +51,9 @@ from trainctl.protocol.messages import (
     Snapshot,
     SnapshotRequest,
     StepCommitted,
+    StepProfiles,
+    StepProfilesRequest,
     TraceRequest,
-    Traces,
-    TracesRequest,
     Viewers,
     Works,
     WorksRequest,
@@ -119,7 +119,7 @@ class Playhead:
 
 BOOT = "replay"
 TICK_SECONDS = 0.2
-MOST_STEPS_A_TICK = 24
+MAX_STEPS_A_TICK = 24
 """More are shown by a snapshot than by their messages one by one."""
 EVENTS, PAGE = 100, 500
 NO_COMMANDS = "a replay takes no commands"
@@ -195,7 +195,7 @@ class ReplaySource:
         """Return what happened in so much time of watching."""
         ahead, _ = self._reader.steps(self.head.step, PAGE)
         self.head, passed = self.head.after(seconds, [step.step_seconds for step in ahead])
-        if passed > MOST_STEPS_A_TICK:
+        if passed > MAX_STEPS_A_TICK:
             self.head = self.head.at(ahead[passed - 1].step, playing=self.head.playing)
             self._moved.set()
             return []
@@ -253,9 +253,9 @@ class ReplaySource:
                 return self._samples(asked.limit)
             case PairsRequest():
                 return self._pairs(asked.limit)
-            case TracesRequest():
+            case StepProfilesRequest():
                 profiles = self._reader.newest_events(asked.limit, self._shown_to, kind="profile")
-                return Traces(rid="", run=run, profiles=profiles)
+                return StepProfiles(rid="", run=run, profiles=profiles)
             case DiagnosisRequest():
                 diagnosis = await asyncio.to_thread(of_record, self.paths, self.head.step)
                 return DiagnosisReply(rid="", run=run, live=False, diagnosis=diagnosis)
@@ -378,9 +378,9 @@ class ReplaySource:
     async def follow_run(self, run: str) -> bool:
         return False
 
-    async def profiles(self, node: str) -> Profiles:
+    async def calibrations(self, node: str) -> Calibrations:
         """Return none: a run directory has no profiles of nodes."""
-        return Profiles(rid="", profiles=())
+        return Calibrations(rid="", profiles=())
 
     async def log(
         self, node: str, run: str, rank: int, offset_bytes: int = -65536, limit_bytes: int = 65536

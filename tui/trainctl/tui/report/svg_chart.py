@@ -27,7 +27,7 @@ NAMES: Final[dict[InterventionKind, str]] = {
     "checkpoint": "checkpoint",
 }
 """Kinds of interventions as a report calls them."""
-MOST_NODES: Final = 8
+MAX_NODES: Final = 8
 """Nodes with an area of their own in the chart of shares; those with fewer samples are one together."""
 
 _EFFICIENCY: Final = (
@@ -68,7 +68,7 @@ def share_charts(facts: RunFacts) -> Iterator[ReportChart]:
             totals[name] = totals.get(name, 0) + count
     if len(totals) < 2:
         return
-    own = sorted(totals, key=lambda name: -totals[name])[:MOST_NODES]
+    own = sorted(totals, key=lambda name: -totals[name])[:MAX_NODES]
     names = [name for name in totals if name in own]
     steps = tuple(one.step for one in facts.shares)
     lines = [ChartLine(name, steps, tuple(float(one.samples.get(name, 0)) for one in facts.shares)) for name in names]

@@ -43,7 +43,7 @@ class CalibrationScreen(ChosenRankScreen):
         if client is None or row is None:
             return
         try:
-            found = (await client.profiles(row.view.node)).profiles
+            found = (await client.calibrations(row.view.node)).profiles
         except TrainctlError as error:
             self.app.notify(str(error), severity="error", markup=False)
             return

@@ -6,7 +6,7 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import History, HistoryRequest, RunView
-from trainctl.tui.charts.history import MOST_COLUMNS
+from trainctl.tui.charts.history import MAX_COLUMNS
 from trainctl.tui.screens import node_view
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.screens.log_view import Named, View, names_of
@@ -114,5 +114,5 @@ async def _compiled(client: Source, run: RunView) -> list[History]:
     found = step_phases.longest_compilation(step_phases.compiled_by_rank([whole]).values())
     if found is None or found.first == found.last:
         return [whole]
-    span = found.first, found.last, min(found.last - found.first + 1, MOST_COLUMNS)
+    span = found.first, found.last, min(found.last - found.first + 1, MAX_COLUMNS)
     return [whole, await client.lead.ask(HistoryRequest, run.run, (step_phases.COMPILE_METRIC,), *span)]

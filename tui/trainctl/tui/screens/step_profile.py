@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 
 from trainctl.protocol.client.trace_download import download
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages import RunView, Traces, TracesRequest
+from trainctl.protocol.messages import RunView, StepProfiles, StepProfilesRequest
 from trainctl.tui.commands.context import Values
 from trainctl.tui.screens import step_profile_view
 from trainctl.tui.screens.polled_screen import PolledScreen
@@ -16,7 +16,7 @@ from trainctl.tui.state.source import Source
 from trainctl.tui.text.styled_line import Line, key_words
 
 
-class StepProfileScreen(PolledScreen[Traces, str]):
+class StepProfileScreen(PolledScreen[StepProfiles, str]):
     """A row for each phase, a column for each rank; the operators of one of them below."""
 
     POLL_SECONDS = 2.0
@@ -58,7 +58,7 @@ class StepProfileScreen(PolledScreen[Traces, str]):
     def rows(self) -> tuple[str, ...]:
         return self.group.phases if self.group is not None else ()
 
-    def is_of(self, answer: Traces, run: RunView) -> bool:
+    def is_of(self, answer: StepProfiles, run: RunView) -> bool:
         return answer.run == run.run
 
     def key(self, row: str) -> str:
@@ -68,13 +68,13 @@ class StepProfileScreen(PolledScreen[Traces, str]):
         """Return the step, state and time: a trace is written while a run may be paused."""
         return run.step, run.state, self.owner.clock.monotonic() if self.owner.shown.active else 0.0
 
-    async def ask(self, client: Source, run: str) -> Traces:
-        return await client.lead.ask(TracesRequest, run)
+    async def ask(self, client: Source, run: str) -> StepProfiles:
+        return await client.lead.ask(StepProfilesRequest, run)
 
-    def heading(self, answer: Traces | None) -> str:
+    def heading(self, answer: StepProfiles | None) -> str:
         return step_profile_view.title(self.groups, self.place)
 
-    def table(self, answer: Traces, columns: int, rows: int) -> list[Line]:
+    def table(self, answer: StepProfiles, columns: int, rows: int) -> list[Line]:
         group = self.group
         if group is None:
             return step_profile_view.nothing(columns, rows)

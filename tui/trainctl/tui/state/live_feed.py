@@ -17,7 +17,7 @@ from trainctl.tui.state.view_state import Arrived, Clock, Incoming, ViewState
 
 RETRY_SECONDS = 1.0
 SNAPSHOT_COLUMNS = 200
-MOST_WAITING = 256
+MAX_WAITING = 256
 """Messages that are taken into the state together at most, so that it never takes long."""
 _HISTORY_STEPS = 256
 _HISTORY_METRICS = (
@@ -132,7 +132,7 @@ class LiveFeed:
             self._arrived()
         else:
             self._told(message)
-            if len(self._waiting) >= MOST_WAITING:
+            if len(self._waiting) >= MAX_WAITING:
                 self._take_waiting()
 
     async def refine(self) -> None:

@@ -17,12 +17,12 @@ from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
     Alerts,
     Asker,
+    Calibrations,
+    CalibrationsRequest,
     CommandReply,
     LogPart,
     LogRequest,
     NodeView,
-    Profiles,
-    ProfilesRequest,
     Runs,
     RunsRequest,
     RunSummary,
@@ -49,7 +49,7 @@ class Source(Protocol):
 
     async def runs(self) -> Runs: ...
 
-    async def profiles(self, node: str) -> Profiles: ...
+    async def calibrations(self, node: str) -> Calibrations: ...
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> LogPart: ...
 
@@ -170,13 +170,13 @@ class ClusterSource:
         newest_first = sorted(rows.values(), key=lambda row: row.started_at, reverse=True)
         return msgspec.structs.replace(own, runs=tuple(newest_first))
 
-    async def profiles(self, node: str) -> Profiles:
+    async def calibrations(self, node: str) -> Calibrations:
         """Return the profiles of a node, from its own agent."""
         address = self._addresses.get(node, self.lead.address)
         if node == self._main or address == self.lead.address:
-            return await self.lead.ask(ProfilesRequest)
+            return await self.lead.ask(CalibrationsRequest)
         async with self._client_of(address) as client:
-            return await client.ask(ProfilesRequest)
+            return await client.ask(CalibrationsRequest)
 
     async def log(self, node: str, run: str, rank: int, offset_bytes: int, limit_bytes: int) -> LogPart:
         """Return a part of a log from the node's own agent; where that can't be reached from here, through the one that

@@ -33,7 +33,7 @@ from trainctl.node_agent.autopilot.policy import (
 )
 from trainctl.node_agent.planning.share_edits import resized
 from trainctl.protocol.batch.pass_curve import CLEAR_GAIN, SMALL_GAIN
-from trainctl.protocol.calibration.peak import MOST_OF_CAP
+from trainctl.protocol.calibration.peak import MAX_CAP_PART
 from trainctl.protocol.config.micro_batches import UNMEASURED
 from trainctl.protocol.config.policies import MicroBatchTable
 from trainctl.protocol.messages import PolicyFigure, Severity, StepPlan, peak_of_cap
@@ -289,11 +289,11 @@ def _within_cap(stepped: Stepped, rank: int, size: int, use: float, largest: int
     values = stepped.reports[rank].values
     model, cap = stepped.memory_models.get(rank), values.get("memory_cap_bytes")
     if model is not None and cap:
-        return model.most(MOST_OF_CAP * cap, largest)
+        return model.most(MAX_CAP_PART * cap, largest)
     growing = values.get("memory_activations_bytes")
     if growing and cap:
-        return max(1, int(size * (1 + (MOST_OF_CAP - use) * cap / growing)))
-    return int(size * MOST_OF_CAP / use)
+        return max(1, int(size * (1 + (MAX_CAP_PART - use) * cap / growing)))
+    return int(size * MAX_CAP_PART / use)
 
 
 def _has_curves(stepped: Stepped, ranks: list[int]) -> bool:

@@ -103,7 +103,7 @@ def _cut(facts: RunFacts, reason: str) -> Proposal | None:
     step = min(facts.step + 1, config.run.steps)
     lower = settings.lr.scaled(table.factor)
     before, after = (rate(rule, config.optimizer, config.run.steps, step) for rule in (settings.lr, lower))
-    if after < table.least_rate or after == before:
+    if after < table.min_rate or after == before:
         return None
     change = LearningRateChanged(before, after, "scale", settings.lr.kind == "constant")
     edit = Edit(settings.edited(lr=lower), change)

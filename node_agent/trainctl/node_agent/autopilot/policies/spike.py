@@ -29,7 +29,7 @@ class Spike(Policy):
         if spike is None or not _is_due(spike):
             memory.forget("said")
             return None
-        if memory.kept.get("times", 0.0) >= facts.config.policy.spike.most_times:
+        if memory.kept.get("times", 0.0) >= facts.config.policy.spike.max_times:
             return None
         return _back(facts, memory, spike)
 
@@ -42,10 +42,10 @@ class Spike(Policy):
             PolicyFigure("loss above its trend", loss, mads, "scatters"),
             PolicyFigure("gradient norm above its trend", norm, mads, "scatters"),
             PolicyFigure("steps of the present spike", spike.steps if spike else 0, table.recover_steps),
-            PolicyFigure(f"rollbacks in this run, at most {table.most_times}", times),
+            PolicyFigure(f"rollbacks in this run, at most {table.max_times}", times),
         ]
-        if times >= table.most_times:
-            return Assessment(tuple(figures), f"does nothing more: it has gone back {table.most_times} times")
+        if times >= table.max_times:
+            return Assessment(tuple(figures), f"does nothing more: it has gone back {table.max_times} times")
         wanted = _back(facts, Memory(), spike) if spike is not None and _is_due(spike) else None
         return assess(figures, wanted, f"goes back before a spike that lasts more than {table.recover_steps} steps")
 
@@ -65,7 +65,7 @@ def _back(facts: RunFacts, memory: Memory, spike: spikes.Spike) -> Proposal | Ad
     """Propose a rollback to a checkpoint far enough before the spike. What is skipped reaches over its first steps."""
     table, keep = facts.config.policy.spike, facts.config.checkpoint
     kept = facts.durable.kept_for_sure(keep.keep_last, keep.keep_every)
-    latest = min(spike.first - 1, facts.step - table.least_back)
+    latest = min(spike.first - 1, facts.step - table.min_back)
     height = (
         f"loss {spike.loss:.4g} where {spike.expected:.4g} was expected, for {spike.steps} steps from {spike.first}"
     )
@@ -73,7 +73,7 @@ def _back(facts: RunFacts, memory: Memory, spike: spikes.Spike) -> Proposal | Ad
     if step is None:
         why = f"no checkpoint up to step {max(latest, 0)} is kept; raise checkpoint.keep_last"
         return _advise_once(memory, f"{height}, but {why}")
-    if table.skip_batches and spike.first - step > (most := max(table.skip_batches, table.least_back)):
+    if table.skip_batches and spike.first - step > (most := max(table.skip_batches, table.min_back)):
         why = f"the newest checkpoint to go back to, of step {step}, is more than {most} steps before it"
         return _advise_once(memory, f"{height}, but {why}; write checkpoints more often: lower checkpoint.every_steps")
     skips = max(table.skip_batches, spike.first - step + facts.curve.limits.spike_steps) if table.skip_batches else 0

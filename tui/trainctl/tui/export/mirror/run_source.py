@@ -24,10 +24,10 @@ from trainctl.protocol.messages import (
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.export.mirror.metrics import RANK_METRICS, Part, of_part
-from trainctl.tui.export.rows import MOST_COLUMNS, questions, values
+from trainctl.tui.export.rows import MAX_COLUMNS, questions, values
 
 PAGE = 500
-_MOST_METRICS = 16
+_MAX_METRICS = 16
 """The most metrics that one request may ask for."""
 
 
@@ -137,8 +137,8 @@ class AgentSource:
 
     def evaluations(self, first: int, last: int) -> dict[int, Evaluated]:
         """Return the evaluations. Where buckets are larger than a step, what is in each is asked for by itself."""
-        columns = min(last - first + 1, MOST_COLUMNS)
-        names = ("eval_loss", *sorted(dict(self._view.eval_values)))[:_MOST_METRICS]
+        columns = min(last - first + 1, MAX_COLUMNS)
+        names = ("eval_loss", *sorted(dict(self._view.eval_values)))[:_MAX_METRICS]
         losses, *others = self._client.ask(HistoryRequest, self.run, names, first, last, columns).series
         if losses.bucket_steps > 1:
             parts = (self.evaluations(max(first, at), min(last, at + losses.bucket_steps - 1)) for at in losses.steps)

@@ -11,7 +11,7 @@ from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Ver
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
 from trainctl.protocol.batch.memory_estimate import fit
 from trainctl.protocol.batch.pass_curve import CLEAR_GAIN, SMALL_GAIN, PassCurve
-from trainctl.protocol.calibration.peak import MOST_OF_CAP
+from trainctl.protocol.calibration.peak import MAX_CAP_PART
 from trainctl.protocol.config.policies import CLIP_STEPS
 from trainctl.protocol.messages import WhatIf
 from trainctl.protocol.messages.events import CheckpointWritten
@@ -94,8 +94,8 @@ def _fastest(s: Situation, rank: int, curve: PassCurve, largest: int) -> int:
     peaks = [(one.micro, float(one.peak_bytes)) for one in profile.passes if one.peak_bytes] if profile else []
     model, (peak, cap) = fit(peaks), s.memory(rank)
     if cap and model is not None and peak is not None:
-        most = max(min(most, model.through(its.micro, peak).most(MOST_OF_CAP * cap, most)), min(its.micro, most))
-    elif cap and peak and peak > MOST_OF_CAP * cap:
+        most = max(min(most, model.through(its.micro, peak).most(MAX_CAP_PART * cap, most)), min(its.micro, most))
+    elif cap and peak and peak > MAX_CAP_PART * cap:
         most = min(its.micro, most)
     sizes = range(1, most + 1)
     best = min((curve.share_seconds(its.samples, size) for size in sizes), default=0.0)
