@@ -78,25 +78,25 @@ class AlertsTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     own_loss_deviations: Annotated[float, Meta(ge=1, le=1000)] = 1.5  # from the ranks' median, in its own scatter
     own_loss_percent: Percent = 5.0  # and from it by this much, over 50 steps; cleared below half of either
     kl_nats: Annotated[float, Meta(gt=0, le=1000)] = 0.5  # per token, of the last evaluation
-    kl_clear_nats: Annotated[float, Meta(ge=0, le=1000)] = 0.4
+    kl_clear_nats: Annotated[float, Meta(ge=0, le=1000)] = 0.4  # cleared below it
     stall_seconds: Annotated[float, Meta(ge=1, le=86400)] = 60.0  # without a commit, and
     stall_times: Annotated[float, Meta(ge=1, le=10_000)] = 10.0  # so many times the median step
     throughput_drop_percent: Percent = (
         7.0  # of the last 20 steps' own rate under the best 20 before, beyond its scatter
     )
-    throughput_clear_percent: Percent = 4.0
+    throughput_clear_percent: Percent = 4.0  # cleared below it
     data_wait_percent: Percent = 5.0  # of the last 100 steps, and 20 ms a step; cleared below 0.8 of either
     device_busy_percent: Percent = 85.0  # median over a minute below it; cleared 3 points above
     clock_drop_percent: Percent = 10.0  # of a device's clock under load, under the best minute before
-    clock_clear_percent: Percent = 5.0
+    clock_clear_percent: Percent = 5.0  # cleared below it
     calibrated_slower_percent: Percent = 15.0  # median of 100 steps' passes, over their calibration; cleared below half
     link_percent: Percent = 50.0  # of the calibrated links, median of 100 sums below it; cleared above 1.2 times it
     memory_percent: Percent = 92.0  # of the cap
-    memory_clear_percent: Percent = 88.0
+    memory_clear_percent: Percent = 88.0  # cleared below it
     disk_free_gb: Annotated[float, Meta(ge=0)] = 5.0  # 10^9 bytes left where runs are kept, or
-    disk_clear_gb: Annotated[float, Meta(ge=0)] = 6.0
+    disk_clear_gb: Annotated[float, Meta(ge=0)] = 6.0  # cleared above it
     disk_free_percent: Percent = 2.0  # of that disk left; cleared above both
-    disk_clear_percent: Percent = 3.0
+    disk_clear_percent: Percent = 3.0  # cleared above it
     silent_seconds: Annotated[float, Meta(ge=3, le=86400)] = 10.0  # of an agent, which speaks at 1 Hz
 
 

@@ -30,7 +30,7 @@ SPEEDS: Final = ("profile", "device", "samples_per_second", "passes")
 class SpeedChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From a step on the node has another speed, as when a fan fails."""
 
-    step: Step
+    step: Step  # from which on it counts
     speed: Annotated[float, Meta(gt=0, le=100)]  # relative to the node's own
 
 
@@ -55,7 +55,7 @@ class SimulatedNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     link_gbit: Positive | None = None  # bandwidth in each direction, 10^9 bit/s; None: the profile's link, or 1
     latency_ms: NotNegative | None = None  # round trip to another node; None: the profile's, or 0.2
     disk_mb: Positive = 500.0  # 10^6 bytes per second that a checkpoint is written with
-    backend: Literal["torch", "mlx"] = "torch"
+    backend: Literal["torch", "mlx"] = "torch"  # array library of its trainer
 
 
 def check(node: SimulatedNode, where: str) -> None:

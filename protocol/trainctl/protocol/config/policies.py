@@ -82,6 +82,8 @@ class PolicyTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RebalanceTable(PolicyTable, frozen=True):
+    """`[policy.rebalance]`: when samples move to the ranks that are fast now."""
+
     gain: Annotated[float, Meta(gt=0, le=10)] = 0.05  # least part by which steps must get faster
     windows: Annotated[int, Meta(ge=1, le=1000)] = 3  # windows of 8 steps in a row that must show the gain
     at_once: Annotated[float, Meta(gt=0, le=10)] = 0.1  # gain that is taken without further windows
@@ -89,10 +91,14 @@ class RebalanceTable(PolicyTable, frozen=True):
 
 
 class NonFiniteTable(PolicyTable, frozen=True):
+    """`[policy.non-finite]`: when steps that aren't finite pause the run."""
+
     steps: Annotated[int, Meta(ge=1, le=1000)] = 3  # in a row that were not finite
 
 
 class MicroBatchTable(PolicyTable, frozen=True):
+    """`[policy.micro-batch]`: how a rank's peak memory is kept below a part of its cap."""
+
     target: Annotated[float, Meta(gt=0, le=1)] = 0.9  # part of the cap that peaks may take; above it, it shrinks
     low: Annotated[float, Meta(ge=0, le=1)] = 0.72  # part of the cap below which it may grow
     shrink: Annotated[float, Meta(gt=0, lt=1)] = 0.8  # factor, at least one sample less
@@ -105,6 +111,8 @@ class MicroBatchTable(PolicyTable, frozen=True):
 
 
 class PlateauTable(PolicyTable, frozen=True):
+    """`[policy.plateau]`: when a held-out loss that stops improving lowers the learning rate."""
+
     patience: Annotated[int, Meta(ge=1, le=100_000)] = 5  # evaluations in a row without improvement
     improvement: Annotated[float, Meta(ge=0, lt=1)] = 1e-4  # least one that counts, relative to the best loss
     factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5  # of the rest of the learning-rate schedule
@@ -113,11 +121,15 @@ class PlateauTable(PolicyTable, frozen=True):
 
 
 class EarlyStopTable(PolicyTable, frozen=True):
+    """`[policy.early-stop]`: when a held-out loss that stops improving ends the run."""
+
     patience: Annotated[int, Meta(ge=1, le=100_000)] = 10  # evaluations in a row without improvement
     improvement: Annotated[float, Meta(ge=0, lt=1)] = 1e-4  # least one that counts, relative to the best loss
 
 
 class SpikeTable(PolicyTable, frozen=True, omit_defaults=True):
+    """`[policy.spike]`: when a loss spike takes the run back."""
+
     mads: Annotated[float, Meta(ge=1, le=1000)] | None = None  # instead of alerts.loss_spike_mads, for alerts too
     steps: Annotated[int, Meta(ge=1, le=10_000)] | None = None  # instead of alerts.loss_spike_steps, for alerts too
     recover_steps: Annotated[int, Meta(ge=1, le=100_000)] = BACK_STEPS  # steps within which it may come back by itself
@@ -127,6 +139,8 @@ class SpikeTable(PolicyTable, frozen=True, omit_defaults=True):
 
 
 class DivergenceTable(PolicyTable, frozen=True, omit_defaults=True):
+    """`[policy.divergence]`: when a loss that keeps rising lowers the learning rate."""
+
     mads: Annotated[float, Meta(ge=1, le=1000)] | None = None  # instead of alerts.diverged_mads, for alerts too
     steps: Annotated[int, Meta(ge=2, le=100_000)] = TREND_STEPS  # over which the loss must rise
     past_steps: Annotated[int, Meta(ge=1, le=100_000)] = PAST_STEPS  # in a row at which it must be far above
@@ -135,6 +149,8 @@ class DivergenceTable(PolicyTable, frozen=True, omit_defaults=True):
 
 
 class DrainTable(PolicyTable, frozen=True):
+    """`[policy.drain]`: when a node that makes steps longer leaves the group."""
+
     steps: Annotated[int, Meta(ge=1, le=2**40)] = 100  # in a row that must show it
     gain: Annotated[float, Meta(ge=0, le=10)] = 0.05  # least part by which the node makes steps longer
     move_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 60.0  # what a drain costs; as much must be lost until the end

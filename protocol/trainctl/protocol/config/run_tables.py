@@ -64,16 +64,20 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RunTable(_Table, frozen=True):
-    name: Annotated[str, Meta(pattern=NAME_PATTERN)]
+    """`[run]`: the run's name, and how long it trains."""
+
+    name: Annotated[str, Meta(pattern=NAME_PATTERN)]  # lower case, from which the run's id is made
     steps: PositiveInt = 0  # updates; left out: as many as epochs need
     epochs: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # passes over the training samples; 0: steps are given
-    seed: NonNegativeInt = 0
+    seed: NonNegativeInt = 0  # of the order of samples, dropout and new weights
     orphan_seconds: Annotated[float, Meta(ge=1, le=86400)] = 1800.0  # a trainer whose agent is gone this long exits
     load_seconds: Annotated[float, Meta(ge=1, le=86400)] = 600.0  # one that loads and makes no progress for so long
     defragment_every: NonNegativeInt = 0  # steps between two times at which allocators give unused memory back; 0: none
 
 
 class ModelTable(_Table, frozen=True):
+    """`[model]`: the model, and how it is computed."""
+
     path: PathText  # a Hugging Face directory: config.json, model.safetensors; or a cached model's id, org/name
     dtype: Precision = "float32"  # of compute; auto: by all ranks' devices
     gradient_checkpointing: GradientCheckpointing = "none"  # layers whose activations backward computes again
@@ -95,6 +99,8 @@ class ModelTable(_Table, frozen=True):
 
 
 class DataTable(_Table, frozen=True):
+    """`[data]`: the training data, and the evaluation data."""
+
     path: PathText  # a file; text and rows: or a folder or glob of *.txt, of *.jsonl and *.parquet
     kind: DataKind = "text"  # rows: prompts and answers; samples: {"tokens": [], "mask": []}
     tokenizer: Literal["bytes", "model"] = "model"  # bytes: 256 and specials; model: tokenizer.json in model.path
@@ -117,6 +123,8 @@ class DataTable(_Table, frozen=True):
 
 
 class BatchTable(_Table, frozen=True):
+    """`[batch]`: the samples of a step and of a pass."""
+
     global_: PositiveInt = msgspec.field(name="global")  # G, samples per step over all ranks
     micro: PositiveInt | Literal["auto"] = 8  # samples per forward/backward, where [nodes.NAME] says nothing
     micro_tokens: NonNegativeInt = 0  # padded tokens per forward/backward, at least one sample; 0: no limit
@@ -137,15 +145,15 @@ class GroupTable(_Table, frozen=True):
 class OptimizerTable(_Table, frozen=True):
     """AdamW (Loshchilov and Hutter 2019) with bias correction, after clipping by the global norm."""
 
-    learning_rate: Annotated[float, Meta(gt=0, le=100)]
+    learning_rate: Annotated[float, Meta(gt=0, le=100)]  # at its peak, after the warm-up
     kind: Literal["adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit"] = "adamw"  # others: bitsandbytes, on torch
-    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
-    epsilon: Annotated[float, Meta(gt=0, le=1)] = 1e-8
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9  # decay of the mean of the gradients
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95  # decay of the mean of their squares
+    epsilon: Annotated[float, Meta(gt=0, le=1)] = 1e-8  # added to the root of the mean square
     weight_decay: Annotated[float, Meta(ge=0, le=10)] = 0.0  # on matrices only, not on norms and biases
     clip_norm: Annotated[float, Meta(ge=0)] = 1.0  # 0: no clipping
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_steps: NonNegativeInt = 0
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"  # of the learning rate after the warm-up
+    warmup_steps: NonNegativeInt = 0  # over which the learning rate rises to its peak
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1  # of the peak, at the last step
     warmup_ratio: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # fraction of run.steps, in place of warmup_steps
     update_ratio_every: NonNegativeInt = 0  # steps between measurements of the update relative to the weights; 0: none
@@ -160,7 +168,7 @@ class OptimizerTable(_Table, frozen=True):
 class AdapterTable(_Table, frozen=True):
     """The weights that are trained: all, or low-rank adapters beside frozen ones (LoRA, Hu et al. 2021)."""
 
-    kind: Literal["full", "lora", "rslora"] = "full"
+    kind: Literal["full", "lora", "rslora"] = "full"  # full: all weights
     rank: Annotated[int, Meta(ge=1, le=4096)] = 16  # columns of each adapter
     alpha: Annotated[float, Meta(gt=0, le=65536)] = 32.0  # what it adds is scaled by alpha / rank; rslora: / root rank
     targets: Literal["linear"] | LayerNames = "linear"  # all linear layers of the decoder layers, or those of a name
@@ -169,22 +177,28 @@ class AdapterTable(_Table, frozen=True):
 
 
 class CheckpointTable(_Table, frozen=True):
+    """`[checkpoint]`: when checkpoints are written, and which are kept."""
+
     every_steps: NonNegativeInt = 0  # 0: only when asked and at the end
-    keep_last: PositiveInt = 2
+    keep_last: PositiveInt = 2  # the newest so many are kept
     keep_best: bool = True  # also the one with the lowest held-out loss
     keep_every: NonNegativeInt = 0  # also the first at or after each multiple of this step; 0: none
-    at_end: bool = True
+    at_end: bool = True  # also after the last step
     compression: Literal["none", "zstd"] = "none"  # of the optimizer's state; zstd needs the extra of that name
     background: bool = True  # training continues while a checkpoint is written; false: it waits
     copy_to: Annotated[str, Meta(max_length=4096)] = ""  # each is copied there: path, rsync target, store, "command"
 
 
 class EvaluateTable(_Table, frozen=True):
+    """`[evaluate]`: when the held-out loss is computed."""
+
     every_steps: NonNegativeInt = 0  # 0: only when asked
     at_start: bool = False  # also before step 1 of a new run, to compare with
 
 
 class CalibrationTable(_Table, frozen=True):
+    """`[calibration]`: the measurement of a node."""
+
     at_start: Literal["missing", "never"] = "missing"  # of 0.2.0; no effect: runs begin at once
     seconds: Annotated[float, Meta(ge=5, le=900)] = 60.0  # time of `trainctl calibrate` on a node, from loading on
 
@@ -204,10 +218,12 @@ class SamplesTable(_Table, frozen=True):
 
 
 class NodeTable(_Table, frozen=True):
+    """`[nodes.NAME]`: one node's part and its own settings."""
+
     share: PositiveInt | None = None  # samples of the global batch; None: what others leave
     micro: PositiveInt | Literal["auto"] | None = None  # auto: the fastest by the node's profile or first steps
-    backend: Literal["auto", "torch", "mlx"] = "auto"
-    device: Annotated[str, Meta(pattern=r"^(auto|cpu|gpu|mps|cuda(:\d+)?)$")] = "auto"
+    backend: Literal["auto", "torch", "mlx"] = "auto"  # array library; auto: mlx on macOS, torch elsewhere
+    device: Annotated[str, Meta(pattern=r"^(auto|cpu|gpu|mps|cuda(:\d+)?)$")] = "auto"  # gpu: MLX's
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: all cores, or a part of them if nodes share a machine
     memory_limit_gb: Annotated[float, Meta(gt=0)] | None = None  # 10^9 bytes the trainer may take on its device
     model_path: PathText | None = None  # where this machine keeps the model, if not at model.path
@@ -232,6 +248,8 @@ class NodeTable(_Table, frozen=True):
 
 
 class RunFile(_Table, frozen=True):
+    """A run file: one training run."""
+
     run: RunTable
     model: ModelTable
     data: DataTable

@@ -3,53 +3,44 @@
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from trainctl.protocol.config import validation_errors
 from trainctl.protocol.config.names import config_folder
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import metric_of
 
-_AT_LINE = re.compile(r"\(at line (\d+)")
-_NO_KEYS = 'must be a string that names one or more keys, such as "f5" or "a,b"'
-_TYPES: Mapping[str, tuple[Any, str]] = {
-    "theme": (str, 'must be the name of a theme, or "auto"'),
-    "ascii": (bool | Literal["auto"], 'must be "auto", true or false'),
-    "bell": (bool, "must be true or false"),
-    "mouse": (bool, "must be true or false"),
-    "read_only": (bool, "must be true or false"),
-    "columns": (tuple[str, ...], 'must be a list of metrics, such as ["user:reward", "memory_use"]'),
-    "keys": (dict[str, Any], 'must be a table: write [keys], and on the next line action = "key"'),
-}
-"""The type of each setting's value, and the text about a wrong one."""
+_AT = re.compile(r"\(at line (\d+), column (\d+)\)")
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings of config.toml; what it doesn't say is found out (theme, ascii) or as here."""
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """config.toml: a person's settings of the full screen."""
 
-    theme: str | None = None  # None: by the terminal
-    ascii: bool | None = None  # None: by the locale
-    bell: bool = True
-    mouse: bool = True
-    read_only: bool = False
+    keys_are_names: ClassVar[bool] = True
+    theme: str = "auto"  # name of a theme; auto: by the terminal
+    ascii: bool | Literal["auto"] = "auto"  # auto: true unless the locale is UTF-8
+    bell: bool = True  # alerts ring the bell
+    mouse: bool = True  # false: the terminal handles the mouse
+    read_only: bool = False  # true: no commands are sent
     columns: tuple[str, ...] = ()  # metrics of ranks that the fleet table shows where it is wide
-    keys: Mapping[str, str] = field(default_factory=dict)  # by action
+    keys: dict[str, str] = {}  # one or more keys by action, such as "f5,R"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The parts of the file that aren't used, and why."""
+    """A part of the file that isn't used, and why."""
 
     path: Path
     line: int | None
+    column: int | None
     text: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.text}" if self.line else f"{self.path}: {self.text}"
+        return f"{':'.join(str(part) for part in (self.path, self.line, self.column) if part)}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -87,7 +78,7 @@ def read(path: Path | None, themes: tuple[str, ...], check_keys: Check) -> Found
     except (OSError, UnicodeDecodeError) as error:
         if path is not None:
             raise InvalidInputError(str(path), f"not a readable TOML file: {error}") from None
-        return Found(at, True, Settings(), (Problem(at, None, f"not a readable TOML file: {error}"),))
+        return Found(at, True, Settings(), (Problem(at, None, None, f"not a readable TOML file: {error}"),))
     return parse(text, at, themes, check_keys)
 
 
@@ -96,44 +87,44 @@ def parse(text: str, path: Path, themes: tuple[str, ...], check_keys: Check) -> 
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        match = _AT_LINE.search(str(error))
+        place = [int(number) for number in match.groups()] if (match := _AT.search(str(error))) else [None, None]
         words = str(error).partition(" (at")[0].lower()
-        return Found(path, True, Settings(), (Problem(path, int(match[1]) if match else None, f"not TOML: {words}"),))
-    values: dict[str, Any] = {}
-    problems: list[Problem] = []
+        return Found(path, True, Settings(), (Problem(path, *place, f"not TOML: {words}"),))
+    wrong: dict[str, str] = {}
+    kept: dict[str, Any] = {}
     for name, value in raw.items():
-        try:
-            values[name] = _checked(name, value, themes)
-        except ValueError as error:
-            problems.append(Problem(path, _line_of(text, name), f"{name}: {error}"))
-    keys = values.get("keys", {})
-    texts = {name: value for name, value in keys.items() if isinstance(value, str)}
-    values["keys"], wrong = check_keys(texts)
-    wrong |= dict.fromkeys(keys.keys() - texts.keys(), _NO_KEYS)
-    problems += [Problem(path, _line_of(text, name, "keys"), f"{name}: {words}") for name, words in wrong.items()]
-    problems.sort(key=lambda problem: problem.line or 0)
-    return Found(path, True, Settings(**values), tuple(problems))
+        problems_here = dict(validation_errors.found({name: value}, Settings))
+        wrong |= problems_here
+        if name == "keys" and isinstance(value, dict):
+            kept[name] = {action: chosen for action, chosen in value.items() if isinstance(chosen, str)}
+        elif not problems_here:
+            kept[name] = value
+    settings = msgspec.convert(kept, Settings)
+    keys, bad_keys = check_keys(settings.keys)
+    unusable = {**_unusable(settings, themes), **{f"keys.{name}": problem for name, problem in bad_keys.items()}}
+    usable = {name: value for name, value in kept.items() if name not in unusable} | {"keys": keys}
+    problems = [Problem(path, *_place(text, field), f"{field}: {why}") for field, why in {**wrong, **unusable}.items()]
+    problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
+    return Found(path, True, msgspec.convert(usable, Settings), tuple(problems))
 
 
-def _checked(name: str, value: Any, themes: tuple[str, ...]) -> Any:
-    """Return a setting's value. Raises ValueError that says what it must be."""
-    if name not in _TYPES:
-        raise ValueError("no such setting; the settings are theme, ascii, bell, mouse, read_only, columns and [keys]")
-    kind, rule = _TYPES[name]
-    try:
-        checked = msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        raise ValueError(rule) from None
-    if name == "theme" and checked not in ("auto", *themes):
-        raise ValueError(f"no theme {checked!r}; the themes are auto, {', '.join(themes)}")
-    others = [metric for metric in checked if metric_of(metric).scope != "rank"] if name == "columns" else []
+def _unusable(settings: Settings, themes: tuple[str, ...]) -> dict[str, str]:
+    """Return why settings of the right type can't be used, by name."""
+    unusable = {}
+    if settings.theme not in ("auto", *themes):
+        unusable["theme"] = f"no theme {settings.theme!r}; the themes are auto, {', '.join(themes)}"
+    others = [metric for metric in settings.columns if metric_of(metric).scope != "rank"]
     if others:
-        raise ValueError(f"{others[0]} is not a per-rank metric")
-    return None if checked == "auto" else checked
+        unusable["columns"] = f"{others[0]} is not a per-rank metric"
+    return unusable
 
 
-def _line_of(text: str, name: str, table: str = "") -> int | None:
-    """Return the line on which a setting is, where it is written plainly."""
+def _place(text: str, field: str) -> tuple[int | None, int | None]:
+    """Return the line and column of a field's value, where it is written plainly."""
+    table, _, name = field.partition("[")[0].rpartition(".")
     before, header, after = text.partition(f"[{table}]") if table else ("", "", text)
-    match = re.search(rf"^[ \t]*[\"']?{re.escape(name)}[\"']?[ \t]*=", after, re.MULTILINE)
-    return f"{before}{header}{after[: match.start()]}".count("\n") + 1 if match else None
+    match = re.search(rf"^[ \t]*[\"']?{re.escape(name)}[\"']?[ \t]*=[ \t]*", after, re.MULTILINE)
+    if match is None:
+        return None, None
+    until = f"{before}{header}{after[: match.end()]}"
+    return until.count("\n") + 1, len(until) - until.rfind("\n")

@@ -35,8 +35,8 @@ def as_file(found: settings.Found) -> str:
     own = found.settings
     made = [
         f"# {found.path}{'' if found.exists else ' (no such file)'}",
-        _setting("theme", own.theme or "auto", f"auto, {', '.join(theme.name for theme in THEMES)}"),
-        _setting("ascii", "auto" if own.ascii is None else own.ascii, "auto, true, false"),
+        _setting("theme", own.theme, f"auto, {', '.join(theme.name for theme in THEMES)}"),
+        _setting("ascii", own.ascii, "auto, true, false"),
         _setting("bell", own.bell, "true: alerts ring the bell"),
         _setting("mouse", own.mouse, "false leaves the mouse to the terminal"),
         _setting("read_only", own.read_only, "true: no commands are sent"),
@@ -105,7 +105,8 @@ def run_app(
 def options(found: settings.Found) -> dict[str, Any]:
     """Return what the program takes of a person's settings."""
     own = found.settings
-    return {"theme": own.theme, "in_ascii": own.ascii, "bell": own.bell, "config": found}
+    theme, in_ascii = (None if value == "auto" else value for value in (own.theme, own.ascii))
+    return {"theme": theme, "in_ascii": in_ascii, "bell": own.bell, "config": found}
 
 
 def run(app: TrainctlApp, found: settings.Found, say: Callable[[], str]) -> int:

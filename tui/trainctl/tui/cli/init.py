@@ -108,9 +108,10 @@ def config(ctx: typer.Context, config: Config = None, json: Json = False) -> int
     found = launch.configuration(config_of(ctx, config))
     code = InvalidInputError.exit_code if found.problems else 0
     if json:
-        problems = [{"line": problem.line, "text": problem.text} for problem in found.problems]
+        problems = [{"line": at.line, "column": at.column, "text": at.text} for at in found.problems]
         keys = {row.name: row.keys.replace(" ", ",") for row in keymap.rows(found.settings.keys)}
-        own = msgspec.to_builtins(found.settings) | {"keys": keys}
+        own = {name: None if value == "auto" else value for name, value in msgspec.to_builtins(found.settings).items()}
+        own["keys"] = keys
         output.emit({"ok": not code, "path": str(found.path), "exists": found.exists, "problems": problems, **own})
         return code
     output.say(launch.as_file(found))
