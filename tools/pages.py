@@ -1,7 +1,7 @@
 """`python -m tools.pages [--check]`: writes all that is generated in docs, or names what is out of date.
 
-That is docs/protocol.md, docs/protocol-agents.md and docs/protocol.schema.json from the message types, the tables of
-docs/keys.md from the key bindings, that of docs/from-other-trainers.md from the names that errors explain, those of
+That is docs/protocol.md, docs/protocol-agents.md and docs/protocol.schema.json from the message types, the schemas of
+the TOML files from the types of their tables, the tables of docs/keys.md from the key bindings, that of docs/from-other-trainers.md from the names that errors explain, those of
 docs/diagnosis.md from the rules of the diagnosis, docs/python-api.md from the clients, and the pictures from those that
 the tests of the screens compare.
 """
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from tools import file_schemas
 from tools.pictures import as_svg
 from tools.protocol_docs import docs, generated, schema
 from trainctl.protocol import errors
@@ -136,6 +137,7 @@ def files() -> Iterator[tuple[Path, bytes]]:
         Path("docs/from-other-trainers.md"): names_page,
         Path("docs/python-api.md"): python_page,
     }
+    pages |= {Path(f"docs/{name}.schema.json"): partial(file_schemas.page, name) for name in file_schemas.FILES}
     for path, page in pages.items():
         yield generated.ROOT / path, page().encode()
     for name, source in SOURCES.items():

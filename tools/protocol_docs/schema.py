@@ -79,20 +79,20 @@ def _describe(found: Schema, kind: type[msgspec.Struct], comments: docs.Comments
     if issubclass(kind, m.Message):
         found["properties"]["v"] = {"const": PROTOCOL_VERSION, "description": "the protocol's version"}
         found["required"].append("v")
-    _for_any_language(found)
+    for_any_language(found)
 
 
-def _for_any_language(found: Any) -> None:
-    """Patterns end as in ECMA 262; the hint that only OpenAPI knows is left out."""
+def for_any_language(found: Any) -> None:
+    """Write patterns to end as in ECMA 262, and leave out the hint that only OpenAPI knows."""
     if isinstance(found, list):
         for part in found:
-            _for_any_language(part)
+            for_any_language(part)
     elif isinstance(found, dict):
         found.pop("discriminator", None)
         if isinstance(found.get("pattern"), str):
             found["pattern"] = docs.portable(found["pattern"])
         for part in found.values():
-            _for_any_language(part)
+            for_any_language(part)
 
 
 def _references(union: Any) -> list[Schema]:

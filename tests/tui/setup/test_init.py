@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow
 import pyarrow.parquet
@@ -71,6 +72,11 @@ def test_what_it_writes_passes_check(inputs: Path, monkeypatch: pytest.MonkeyPat
     assert (run["data"]["tokenizer"], run["data"]["sequence_length"]) == ("bytes", 128)
     assert "examples/run.toml" in (inputs / "run.toml").read_text()
     assert "examples/cluster.toml" in (inputs / "etc" / "cluster.toml").read_text()
+    for name, file in (("run", inputs / "run.toml"), ("cluster", inputs / "etc" / "cluster.toml")):
+        at = urlsplit(file.read_text().splitlines()[0].removeprefix("#:schema "))
+        assert (at.scheme, call("schema", name).stdout) == ("file", Path(unquote(at.path)).read_text()), (
+            "editors find it"
+        )
     assert {file.name for file in inputs.iterdir()} == {"My Model", "data", "run.toml", "etc"}, "drafts were left"
 
 

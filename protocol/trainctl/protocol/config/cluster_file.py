@@ -99,7 +99,7 @@ class NodeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file. An agent finds itself in it by its name; order is the order of ranks where a run file gives none."""
 
-    nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeEntry] = {}
+    nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeEntry] = {}  # by name, in the order of ranks
     quorum: bool = False  # a lead makes no step while a majority of these nodes is out of its reach
     alerts: AlertHooks = AlertHooks()  # what this machine's agents call
     advertise: bool = False  # this machine's agents tell the local network where they are

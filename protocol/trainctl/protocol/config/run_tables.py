@@ -264,4 +264,4 @@ class RunFile(_Table, frozen=True):
     alerts: AlertsTable = AlertsTable()
     objective: ObjectiveTable = ObjectiveTable()
     policy: PolicyTables = PolicyTables()
-    nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeTable] = {}
+    nodes: dict[Annotated[str, Meta(pattern=NAME_PATTERN)], NodeTable] = {}  # those that take part; none: all

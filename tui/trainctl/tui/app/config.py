@@ -87,9 +87,10 @@ def parse(text: str, path: Path, themes: tuple[str, ...], check_keys: Check) -> 
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        place = [int(number) for number in match.groups()] if (match := _AT.search(str(error))) else [None, None]
+        match = _AT.search(str(error))
+        line, column = (int(match[1]), int(match[2])) if match else (None, None)
         words = str(error).partition(" (at")[0].lower()
-        return Found(path, True, Settings(), (Problem(path, *place, f"not TOML: {words}"),))
+        return Found(path, True, Settings(), (Problem(path, line, column, f"not TOML: {words}"),))
     wrong: dict[str, str] = {}
     kept: dict[str, Any] = {}
     for name, value in raw.items():

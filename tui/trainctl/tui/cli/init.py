@@ -1,5 +1,5 @@
 """The subcommands for a beginning: `init` writes a cluster file and a run file, `config` prints the full screen's
-settings, and `help` pages of the documentation.
+settings, `schema` the JSON Schema of a TOML file, and `help` pages of the documentation.
 """
 
 import sys
@@ -118,6 +118,17 @@ def config(ctx: typer.Context, config: Config = None, json: Json = False) -> int
     for problem in found.problems:
         output.complain(str(problem))
     return code
+
+
+@app.command()
+def schema(
+    file: Annotated[
+        Literal["run", "cluster", "config"], typer.Argument(help="Whose schema: run.toml, cluster.toml or config.toml.")
+    ],
+) -> int:
+    """Print the JSON Schema of a TOML file, by which editors complete and check it. Works offline."""
+    output.say(installed.schema(file).read_text("utf-8").rstrip())
+    return 0
 
 
 def _topics(incomplete: str) -> list[str]:

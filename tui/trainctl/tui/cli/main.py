@@ -44,7 +44,7 @@ GROUPS = {
     "send": ("send", "profile", "promote"),
     "export": ("export", "export-model", "score", "mirror", "quantize"),
     "advise": ("simulate", "advise", "bench"),
-    "init": ("init", "config", "help"),
+    "init": ("init", "config", "schema", "help"),
     "keys": ("keys",),
     "doctor": ("doctor", "calibrate"),
     "cluster": ("discover", "cluster"),
@@ -133,6 +133,7 @@ SUMMARIES = {
     "advise": "Advise on nodes for a run: speed, time, cost, settings.",
     "bench": "Compare settings of a run by short real runs here.",
     "discover": "List the agents advertised on the network.",
+    "schema": "Print a TOML file's JSON Schema, for editors.",
     "help": "Print a documentation page, offline.",
 }
 """The line that the help gives each, of at most 64 characters: whole at 80 columns. Others' first sentence fits."""

@@ -19,6 +19,7 @@ from trainctl.protocol.config.run_tables import DataKind, NodeTable, RunFile
 from trainctl.protocol.config.usual_settings import LEARNING_RATES, Preset
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.machine.facts import installed_version
+from trainctl.tui.setup import installed
 from trainctl.tui.setup.init_probe import Model, ThisMachine
 
 Objective = Literal["pretrain", "sft", "dpo", "orpo", "seq2seq"]
@@ -122,11 +123,13 @@ summed."""
 FROZEN_BYTES = 4
 """The bytes of a frozen parameter in float32."""
 _RUN_HEAD = """\
+#:schema {schema}
 # A run to start from. examples/run.toml in trainctl's sources has every setting, with its meaning and default.
 # Try it with: trainctl check {file}, then trainctl run {file} --follow (an agent must run: trainctl-agent run).
 # Several nodes share the batch by their speed, measured before step 1; [nodes.NAME] with share = N sets a node's part.
 """
 _CLUSTER_HEAD = """\
+#:schema {schema}
 # The nodes of the cluster. examples/cluster.toml in trainctl's sources has every setting.
 # It is yours: trainctl never writes to it again. Nodes that `trainctl cluster add` adds go to cluster.d beside it.
 """
@@ -159,7 +162,11 @@ def run_name(folder: Path) -> str:
 
 def run_text(answers: Answers, model: Model, machine: ThisMachine, file: Path) -> str:
     """Return a run file that fits the model, data and address."""
-    return _RUN_HEAD.format(file=file.name) + "\n" + tomli_w.dumps(run_tables(answers, model, machine))
+    return (
+        _RUN_HEAD.format(schema=installed.schema("run").as_uri(), file=file.name)
+        + "\n"
+        + tomli_w.dumps(run_tables(answers, model, machine))
+    )
 
 
 def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str, Any]:
@@ -238,7 +245,7 @@ def _passes(tables: dict[str, Any], answers: Answers, model: Model, machine: Thi
 
 def cluster_text(tables: Mapping[str, Any]) -> str:
     """Return a cluster file of these tables."""
-    return _CLUSTER_HEAD + "\n" + tomli_w.dumps(tables)
+    return _CLUSTER_HEAD.format(schema=installed.schema("cluster").as_uri()) + "\n" + tomli_w.dumps(tables)
 
 
 def cluster_tables(answers: Answers, machine: ThisMachine, key: str | None) -> dict[str, Any]:

@@ -119,6 +119,13 @@ def pages() -> dict[str, Page]:
     }
 
 
+def schema(name: str) -> Path:
+    """Return the JSON Schema of run.toml, cluster.toml or config.toml: `run`, `cluster` or `config`. Raises
+    InvalidInputError if the installation has none."""
+    return folder() / f"{name}.schema.json"
+
+
 def files() -> list[Path]:
-    """Return every file that an installation needs for its help: the index and the pages."""
-    return sorted(folder().glob("*.md"))
+    """Return every file that an installation needs for its help: the index, the pages, and the schemas of TOML
+    files."""
+    return sorted([*folder().glob("*.md"), *map(schema, ("run", "cluster", "config"))])
