@@ -44,6 +44,7 @@ check: $(VENV)/.ready-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.pages --check
+	$(BIN)/python -m tools.house_rules
 	! grep -rnwiE '$(AVOIDED)' --include=*.py --include=*.md --include=*.toml --include=*.mjs --exclude-dir=node_modules \
 	  --exclude-dir=golden *.md *.toml benchmarks docs examples node_agent protocol tests tools trainer tui
 

@@ -20,7 +20,22 @@ ROOMS: Final = ("protocol", "node_agent", "trainer", "tui", "tools", "benchmarks
 OPENINGS: Final = frozenset({"Of", "What", "Whether", "That", "Which", "How"})
 UNFORMATTED: Final = "# fmt: " + "skip"
 MAX_POSITIONAL: Final = 6
-ALLOWED: Final[dict[tuple[str, str], int]] = {}
+ALLOWED: Final[dict[tuple[str, str], int]] = {
+    ("benchmarks", "alias"): 21,
+    ("benchmarks", "docstring"): 39,
+    ("benchmarks", "format"): 42,
+    ("node_agent", "alias"): 78,
+    ("node_agent", "docstring"): 337,
+    ("node_agent", "format"): 121,
+    ("node_agent", "parameters"): 13,
+    ("protocol", "docstring"): 14,
+    ("protocol", "format"): 28,
+    ("trainer", "alias"): 2,
+    ("trainer", "docstring"): 20,
+    ("trainer", "parameters"): 3,
+    ("tui", "docstring"): 7,
+    ("tui", "parameters"): 8,
+}
 """The most offences of a rule in a room. They only become fewer: lower a number when the tool says so."""
 
 
@@ -62,6 +77,8 @@ def offences(path: Path) -> Iterator[Offence]:
                 if count > MAX_POSITIONAL:
                     text = f"{node.name} has {count} parameters by position: pass a record, or keywords"
                     yield Offence("parameters", path, node.lineno, text)
+            case _:
+                pass
 
 
 def _positional(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

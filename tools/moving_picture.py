@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import RankState
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.screenshot import svg
 from trainctl.tui.state.source import ClusterSource
@@ -24,9 +24,9 @@ from trainctl.tui.state.source import ClusterSource
 SIZE: Final = (110, 30)
 """Columns and lines of the screen that is drawn."""
 SCENE_SECONDS: Final = 2.5
-"""How long each scene is shown."""
+"""Seconds for which each scene is shown."""
 PATIENCE_SECONDS: Final = 300.0
-"""How long a scene may be waited for."""
+"""Seconds that a scene may take to come."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def _step(app: TrainctlApp) -> int:
     return app.live.run.step if app.live.run is not None else 0
 
 
-def _states(app: TrainctlApp) -> set[m.RankState]:
+def _states(app: TrainctlApp) -> set[RankState]:
     return {rank.state for rank in app.live.run.ranks} if app.live.run is not None else set()
 
 

@@ -3,18 +3,31 @@
 import typing
 from typing import Any
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import (
+    AgentReply,
+    ClientRequest,
+    FromPeer,
+    FromTrainer,
+    Heartbeat,
+    Kept,
+    Live,
+    Message,
+    ToPeer,
+    ToTrainer,
+    WorkAsk,
+    WorkSlice,
+)
 from trainctl.protocol.wire import codec
 
 UNIONS: dict[str, Any] = {
-    "client to agent": m.ClientRequest,
-    "agent to client": m.AgentReply,
-    "published by an agent": m.Live | m.Heartbeat,
-    "agent to trainer": m.ToTrainer | m.WorkSlice,
-    "trainer to agent": m.FromTrainer | m.WorkAsk,
-    "lead to follower": m.ToPeer,
-    "follower to lead": m.FromPeer,
-    "kept by followers": m.Kept,
+    "client to agent": ClientRequest,
+    "agent to client": AgentReply,
+    "published by an agent": Live | Heartbeat,
+    "agent to trainer": ToTrainer | WorkSlice,
+    "trainer to agent": FromTrainer | WorkAsk,
+    "lead to follower": ToPeer,
+    "follower to lead": FromPeer,
+    "kept by followers": Kept,
 }
 """The seven conversations with their message types, and what followers keep of a run."""
 
@@ -32,11 +45,11 @@ DECODERS: dict[str, Any] = {
 agent."""
 
 
-def types_of(conversation: str) -> tuple[type[m.Message], ...]:
+def types_of(conversation: str) -> tuple[type[Message], ...]:
     """The message types of a conversation, in the order of its union."""
     return typing.get_args(UNIONS[conversation])
 
 
-def tag_of(kind: type[m.Message]) -> str:
+def tag_of(kind: type[Message]) -> str:
     """The value of a message's `type`."""
     return str(kind.__struct_config__.tag)

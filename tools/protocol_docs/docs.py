@@ -25,9 +25,8 @@ from msgspec import inspect as shape
 
 from tools.protocol_docs import examples, generated, meanings
 from tools.protocol_docs.conversations import UNIONS, types_of
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.objectives import HELD_OUT
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import METRICS, Message, verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.wire import codec
@@ -74,7 +73,7 @@ NAME, METRIC = "str[1..200]", r"str matching `^[a-z][a-z0-9_.:/-]{0,63}$`"
 def page(path: Path) -> str:
     """Return one of the two pages. A link to a type that only the clients' page describes leads there."""
     of_clients = path == CLIENTS
-    talks: dict[str, list[type[m.Message]]] = {} if of_clients else {"agent to agent": []}
+    talks: dict[str, list[type[Message]]] = {} if of_clients else {"agent to agent": []}
     for talk in UNIONS:
         for kind in types_of(talk):
             if kind.__name__ in BETWEEN_AGENTS and not of_clients:
@@ -190,7 +189,7 @@ def part_types() -> list[type[msgspec.Struct]]:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
     ]
     _, named = msgspec.json.schema_components([*UNIONS.values()])
-    parts = [kind for kind in structs if not issubclass(kind, m.Message) and not kind.__subclasses__()]
+    parts = [kind for kind in structs if not issubclass(kind, Message) and not kind.__subclasses__()]
     return [kind for kind in parts if kind.__name__ in named]
 
 
@@ -362,9 +361,9 @@ def _limits() -> str:
 def _metrics() -> str:
     """Return the table of metrics, one of an objective together with that of its held-out rows."""
     rows = []
-    for metric in m.METRICS.values():
-        held_out = m.METRICS.get(f"{HELD_OUT}{metric.name}")
-        plain_name = m.METRICS.get(metric.name.removeprefix(HELD_OUT))
+    for metric in METRICS.values():
+        held_out = METRICS.get(f"{HELD_OUT}{metric.name}")
+        plain_name = METRICS.get(metric.name.removeprefix(HELD_OUT))
         if metric.name.startswith(HELD_OUT) and plain_name is not None:
             continue
         names = f"`{metric.name}`" + (f", `{held_out.name}`" if held_out else "")

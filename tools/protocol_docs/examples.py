@@ -13,17 +13,17 @@ import msgspec
 
 from tools.protocol_docs import generated
 from tools.protocol_docs.conversations import DECODERS, UNIONS
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
+from trainctl.protocol.messages import Message
 from trainctl.protocol.wire import codec
 
 FILE = generated.ROOT / "tests" / "golden" / "wire.jsonl"
 
 
-def _message(line: dict[str, Any]) -> m.Message:
+def _message(line: dict[str, Any]) -> Message:
     """Return the message of a line. JSON has null for NaN, so an up-to-date frame goes before it."""
     try:
-        message: m.Message = DECODERS[line["conversation"]](bytes.fromhex(line.get("frame", "")))
+        message: Message = DECODERS[line["conversation"]](bytes.fromhex(line.get("frame", "")))
         if _plain(message) == line["message"]:
             return message
     except ProtocolError:
@@ -33,11 +33,11 @@ def _message(line: dict[str, Any]) -> m.Message:
     )
 
 
-def _plain(message: m.Message) -> dict[str, Any]:
+def _plain(message: Message) -> dict[str, Any]:
     return msgspec.json.decode(msgspec.json.encode(message))  # type: ignore[no-any-return]
 
 
-EXAMPLES: dict[str, dict[str, m.Message]] = {}
+EXAMPLES: dict[str, dict[str, Message]] = {}
 """Conversation -> name -> message; a name is the message's tag, and what sets a variant of it apart."""
 for _line in map(json.loads, FILE.read_text("utf-8").splitlines()):
     EXAMPLES.setdefault(_line["conversation"], {})[_line["name"]] = _message(_line)

@@ -12,8 +12,7 @@ import msgspec
 
 from tools.protocol_docs import docs
 from tools.protocol_docs.conversations import UNIONS, types_of
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import Message, verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 
 DEFAULT_PATH = Path("docs/protocol.schema.json")
@@ -76,7 +75,7 @@ def _describe(found: Schema, kind: type[msgspec.Struct], comments: docs.Comments
         place["title"] = field.encode_name
         if meaning := docs.comment(kind, field.name, comments):
             place["description"] = meaning
-    if issubclass(kind, m.Message):
+    if issubclass(kind, Message):
         found["properties"]["v"] = {"const": PROTOCOL_VERSION, "description": "the protocol's version"}
         found["required"].append("v")
     for_any_language(found)

@@ -1,4 +1,4 @@
-"""What a calibration prints for its agent: one JSON object per line."""
+"""The output of a calibration for its agent: one JSON object per line."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ class CalibrationProgress(msgspec.Struct, frozen=True, tag_field="type", tag="pr
 
 
 class CalibrationTrying(msgspec.Struct, frozen=True, tag_field="type", tag="trying"):
-    """What is measured next: if the system kills the process before another line, memory has run out for this."""
+    """The next measurement: if the system kills the process before another line, memory has run out for this."""
 
     micro: Annotated[int, Meta(ge=1)] | None = None  # micro-batch of passes or steps; None: something else
 

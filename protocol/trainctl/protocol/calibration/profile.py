@@ -30,7 +30,7 @@ MAX_PASSES = 64
 
 
 class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What a profile holds for. If any of it differs, the profile doesn't fit."""
+    """The conditions that a profile holds for. If any of them differs, the profile doesn't fit."""
 
     device: Word  # for example cpu, cuda:0 NVIDIA H200 or gpu Apple M2 Ultra
     model_digest: Word  # SHA-256 digest of the model's configuration and weights
@@ -150,10 +150,15 @@ def key_of(config: RunFile, node: str, *, backend: str, device: str, model_diges
     """The key of a run on `node`, whose rank has chosen a backend and device. Call it on that node: it reads which
     versions are installed."""
     return ProfileKey(
-        device=device, model_digest=model_digest, sequence_length=config.data.sequence_length,
-        dtype=config.model.dtype, backend=backend, backend_version=_installed(backend),
-        trainctl_version=_installed("trainctl"), settings=settings_digest(config, node),
-    )  # fmt: skip
+        device=device,
+        model_digest=model_digest,
+        sequence_length=config.data.sequence_length,
+        dtype=config.model.dtype,
+        backend=backend,
+        backend_version=_installed(backend),
+        trainctl_version=_installed("trainctl"),
+        settings=settings_digest(config, node),
+    )
 
 
 def settings_digest(config: RunFile, node: str) -> str:
@@ -161,10 +166,15 @@ def settings_digest(config: RunFile, node: str) -> str:
     here, table = on_node(config, node), config.nodes.get(node, NodeTable())
     micro_tokens = config.batch.micro_tokens if table.micro_tokens is None else table.micro_tokens
     settings: list[Any] = [
-        [getattr(here.model, name) for name in _OF_MODEL], [getattr(here.data, name) for name in _OF_DATA],
-        [getattr(table, name) for name in _OF_NODE], here.adapter, here.objective, here.optimizer.kind, micro_tokens,
+        [getattr(here.model, name) for name in _OF_MODEL],
+        [getattr(here.data, name) for name in _OF_DATA],
+        [getattr(table, name) for name in _OF_NODE],
+        here.adapter,
+        here.objective,
+        here.optimizer.kind,
+        micro_tokens,
         here.data.path if here.data.kind != "text" else "",  # the lengths of rows differ from file to file
-    ]  # fmt: skip
+    ]
     settings += [[name, value] for name, value, default in _newer(config, table) if value != default]
     return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()[:16]
 

@@ -84,7 +84,7 @@ _REFUSALS: dict[str, type[TrainctlError]] = {"version": VersionError, "not-autho
 
 
 Attached = Snapshot | Live | Heartbeat | Connection
-"""What an attachment yields."""
+"""The items that an attachment yields."""
 
 
 def _address_here() -> str:
@@ -103,23 +103,45 @@ def check_reply(reply: AgentReply, wanted: type[R]) -> R:
 
 
 def make_command(
-    verb: str, args: dict[str, Any], *, by: str, node: str | None = None, run: str | None = None,
-    if_plan: int | None = None, ttl_seconds: float = 60.0, id: str | None = None, undoes: str | None = None,
-) -> Command:  # fmt: skip
+    verb: str,
+    args: dict[str, Any],
+    *,
+    by: str,
+    node: str | None = None,
+    run: str | None = None,
+    if_plan: int | None = None,
+    ttl_seconds: float = 60.0,
+    id: str | None = None,
+    undoes: str | None = None,
+) -> Command:
     """A command with an id of its own, unless one is given to repeat it by."""
     return Command(
-        rid=uuid.uuid4().hex, id=id or str(uuid.uuid4()), verb=verb, args=args, by=by, node=node, run=run,
-        if_plan=if_plan, issued_at=time.time(), ttl_seconds=ttl_seconds, undoes=undoes,
-    )  # fmt: skip
+        rid=uuid.uuid4().hex,
+        id=id or str(uuid.uuid4()),
+        verb=verb,
+        args=args,
+        by=by,
+        node=node,
+        run=run,
+        if_plan=if_plan,
+        issued_at=time.time(),
+        ttl_seconds=ttl_seconds,
+        undoes=undoes,
+    )
 
 
 class Client:
     """One agent, over one DEALER socket (and a SUB socket while attached). Belongs to one event loop."""
 
     def __init__(
-        self, address: str | None = None, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        keys: Keyring | None = None, context: zmq.asyncio.Context | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        address: str | None = None,
+        *,
+        by: str | None = None,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        keys: Keyring | None = None,
+        context: zmq.asyncio.Context | None = None,
+    ) -> None:
         """`address`: by default $TRAINCTL_CONNECT, or that of the only agent on this machine. `keys`: the program's
         keyring unless given. Off loopback nothing is said without keys. `context`: one to share with other clients,
         whose owner ends it; each of its own would cost two threads. Raises InvalidInputError."""
@@ -232,9 +254,14 @@ class Client:
                     yield reply
 
     async def send(
-        self, verb: str, args: dict[str, Any], *, wait: Literal["applied", "accepted", "none"] = "applied",
-        timeout_seconds: float = 60.0, **options: Any,
-    ) -> CommandReply:  # fmt: skip
+        self,
+        verb: str,
+        args: dict[str, Any],
+        *,
+        wait: Literal["applied", "accepted", "none"] = "applied",
+        timeout_seconds: float = 60.0,
+        **options: Any,
+    ) -> CommandReply:
         """Send a command and give its last reply. Raises ExpiredError when it hasn't ended within the timeout. With
         `wait="none"` nothing is awaited but the hand-over to the socket; the reply given says `accepted` of nothing but
         that."""

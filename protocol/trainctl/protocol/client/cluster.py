@@ -40,9 +40,13 @@ WAITING_BATCHES = 256
 
 
 async def attach_cluster(
-    address: str, columns: int = 120, *, by: str | None = None, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    address: str,
+    columns: int = 120,
+    *,
+    by: str | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     keys: Keyring | None = None,
-) -> AsyncGenerator[tuple[str, Item], None]:  # fmt: skip
+) -> AsyncGenerator[tuple[str, Item], None]:
     """(node, message): of the agent that leads the active run all that `Client.attach` gives, of every other agent
     of its cluster what it says of itself (NodeView), the host readings, the heartbeats, the alerts and how the line to
     it is.

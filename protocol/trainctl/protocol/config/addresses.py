@@ -1,4 +1,4 @@
-"""How agents are named: by their addresses, `tcp://host:port` or `ipc:///path`, and by their public keys. Pure."""
+"""Names of agents: their addresses, `tcp://host:port` or `ipc:///path`, and their public keys. Pure."""
 
 import ipaddress
 import re

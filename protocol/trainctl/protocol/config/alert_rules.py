@@ -16,10 +16,28 @@ from trainctl.protocol.config.policies import CLIP_SCALE, DIVERGED_MADS, SPIKE_M
 from trainctl.protocol.errors import InvalidInputError
 
 AlertKind = Literal[
-    "nonfinite", "skipped", "loss-spike", "divergence", "clip", "own-loss", "kl", "stall", "throughput", "data-wait",
-    "clock", "efficiency", "link", "device-idle", "memory", "memory-rise", "disk", "record", "node-silent", "node-lost",
+    "nonfinite",
+    "skipped",
+    "loss-spike",
+    "divergence",
+    "clip",
+    "own-loss",
+    "kl",
+    "stall",
+    "throughput",
+    "data-wait",
+    "clock",
+    "efficiency",
+    "link",
+    "device-idle",
+    "memory",
+    "memory-rise",
+    "disk",
+    "record",
+    "node-silent",
+    "node-lost",
     "lead-silent",
-]  # fmt: skip
+]
 AlertSeverity = Literal["warning", "error"]
 HookEvent = Literal["raised", "cleared", "finished", "failed", "paused"]
 """Events that hooks are called about: the first two are of alerts, the others of runs."""

@@ -32,7 +32,7 @@ _CONVERSIONS = {
     ".bz2": "load_dataset('json', data_files='{path}', split='train')",
     ".xz": "load_dataset('json', data_files='{path}', split='train')",
 }
-"""How `datasets` reads files that hold rows in a form that isn't read here, by suffix."""
+"""The call by which `datasets` reads files that hold rows in a form that isn't read here, by suffix."""
 _SAVED_DATASET = "load_from_disk('{path}')"
 
 

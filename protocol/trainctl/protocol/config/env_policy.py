@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from trainctl.protocol.errors import InvalidInputError
 
 AGENT_OPTIONS = "TRAINCTL_AGENT_"
-"""How the variables begin that set the options of `trainctl-agent run`."""
+"""Prefix of the variables that set the options of `trainctl-agent run`."""
 DEVICE_ORDER, BY_BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MAX_VARIABLES = 64
@@ -29,24 +29,61 @@ _RESERVED = (
     (r"NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_.*", "belongs to the service manager of the node's agent"),
 )
 """Variables that a trainer must not be given, and why."""
-ALLOWED = frozenset({
-    # threads
-    "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "OMP_WAIT_POLICY", "GOMP_CPU_AFFINITY", "KMP_AFFINITY",
-    "KMP_BLOCKTIME", "MKL_NUM_THREADS", "MKL_DYNAMIC", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
-    "RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM", "MALLOC_ARENA_MAX",
-    # devices, and what they compute with
-    VISIBLE, DEVICE_ORDER, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING",
-    "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA",
-    "MLX_ENABLE_TF32", "MLX_DISABLE_COMPILE", "TORCHDYNAMO_DISABLE",
-    # memory
-    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO", "PYTORCH_ENABLE_MPS_FALLBACK",
-    "PYTORCH_MPS_PREFER_METAL", "PYTORCH_MPS_FAST_MATH", "MLX_METAL_FAST_SYNCH", "MLX_METAL_PREALLOCATE",
-    "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER",
-    # what is logged, and engines that are only named
-    "NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_NET_GDR_LEVEL", "TORCH_SHOW_CPP_STACKTRACES",
-})  # fmt: skip
+ALLOWED = frozenset(
+    {
+        # threads
+        "OMP_NUM_THREADS",
+        "OMP_PROC_BIND",
+        "OMP_PLACES",
+        "OMP_WAIT_POLICY",
+        "GOMP_CPU_AFFINITY",
+        "KMP_AFFINITY",
+        "KMP_BLOCKTIME",
+        "MKL_NUM_THREADS",
+        "MKL_DYNAMIC",
+        "OPENBLAS_NUM_THREADS",
+        "VECLIB_MAXIMUM_THREADS",
+        "RAYON_NUM_THREADS",
+        "TOKENIZERS_PARALLELISM",
+        "MALLOC_ARENA_MAX",
+        # devices, and what they compute with
+        VISIBLE,
+        DEVICE_ORDER,
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_MODULE_LOADING",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "NVIDIA_TF32_OVERRIDE",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "ATEN_CPU_CAPABILITY",
+        "ONEDNN_MAX_CPU_ISA",
+        "DNNL_MAX_CPU_ISA",
+        "MLX_ENABLE_TF32",
+        "MLX_DISABLE_COMPILE",
+        "TORCHDYNAMO_DISABLE",
+        # memory
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+        "PYTORCH_MPS_LOW_WATERMARK_RATIO",
+        "PYTORCH_ENABLE_MPS_FALLBACK",
+        "PYTORCH_MPS_PREFER_METAL",
+        "PYTORCH_MPS_FAST_MATH",
+        "MLX_METAL_FAST_SYNCH",
+        "MLX_METAL_PREALLOCATE",
+        "MLX_MAX_OPS_PER_BUFFER",
+        "MLX_MAX_MB_PER_BUFFER",
+        # what is logged, and engines that are only named
+        "NCCL_DEBUG",
+        "NCCL_IB_DISABLE",
+        "NCCL_P2P_DISABLE",
+        "NCCL_NET_GDR_LEVEL",
+        "TORCH_SHOW_CPP_STACKTRACES",
+    }
+)
 """Variables that a run file may give a node's processes: none names a file, a program or a library."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ALLOWED_BY_OWNER = "TRAINCTL_ALLOWED_VARIABLES"

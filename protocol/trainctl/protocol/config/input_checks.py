@@ -21,7 +21,7 @@ PAIR_KINDS = '"prompt", "chosen" and "rejected"'
 PAIR_ALONE = (
     'has a chosen and a rejected answer, but no completion: train on pairs with objective.kind = "dpo" or "orpo"'
 )
-"""What is wrong with a row that `is_pair` where a row with one answer is needed."""
+"""The problem with a row that `is_pair` where a row with one answer is needed."""
 _SAMPLE_LINES = 8
 _SAMPLE_BYTES = 16_777_216
 """Bytes of a line above which it and all that follows are left to the trainer to check."""

@@ -24,9 +24,14 @@ _COMPARED_BYTES = 1 << 22
 HEADS = ("lm_head.weight", "embed_out.weight")
 _EMBEDDINGS = ("embed_tokens.weight", "embed_in.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
 _LIMITS = (
-    "max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "seq_length",
-    "max_seq_len", "model_max_length",
-)  # fmt: skip
+    "max_position_embeddings",
+    "n_positions",
+    "max_target_positions",
+    "max_source_positions",
+    "seq_length",
+    "max_seq_len",
+    "model_max_length",
+)
 """Keys of config.json under which families state their longest sequence."""
 _POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight")
 
@@ -115,9 +120,16 @@ def _encoder_decoder(config: dict[str, Any], shapes: dict[str, tuple[int, ...]],
     own = {name: shape for name, shape in shapes.items() if name not in tied}
     inner = max(_first(config, key) or 0 for key in ("d_ff", "encoder_ffn_dim", "decoder_ffn_dim")) or 4 * width
     return ModelFacts(
-        str(config.get("model_type", "")), own, width, inner, encoder + decoder, heads, vocabulary,
-        context_limit(config, shapes), crossing=decoder,
-    )  # fmt: skip
+        str(config.get("model_type", "")),
+        own,
+        width,
+        inner,
+        encoder + decoder,
+        heads,
+        vocabulary,
+        context_limit(config, shapes),
+        crossing=decoder,
+    )
 
 
 def _first(config: dict[str, Any], *keys: str) -> int | None:

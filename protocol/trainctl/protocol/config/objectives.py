@@ -29,7 +29,7 @@ PAIRS, SAMPLES = "pairs", "samples"
 ANSWER_TOKENS: Final = "answer_tokens"
 """A weight that only evaluations have: the targets that count."""
 HELD_OUT: Final = "eval/"
-"""What the name of a metric begins with that is of the held-out samples."""
+"""Prefix of the names of metrics of the held-out samples."""
 
 
 class ObjectiveMetric(NamedTuple):
@@ -79,7 +79,10 @@ class Objective(NamedTuple):
 
 _REWARDS: Final = (
     ObjectiveMetric(
-        "rewards/chosen", "pairs", "chosen reward", "Reward of chosen answers. dpo: beta times the log-ratio to the"
+        "rewards/chosen",
+        "pairs",
+        "chosen reward",
+        "Reward of chosen answers. dpo: beta times the log-ratio to the"
         " reference. orpo: beta times the log-probability per token.",
     ),
     ObjectiveMetric("rewards/rejected", "pairs", "rejected reward", "As rewards/chosen, of rejected answers."),
@@ -88,11 +91,13 @@ _REWARDS: Final = (
     ),
     ObjectiveMetric("rewards/margins", "pairs", "reward margin", "Chosen reward minus rejected reward."),
     ObjectiveMetric(
-        "logps/chosen", "pairs", "chosen log-prob",
+        "logps/chosen",
+        "pairs",
+        "chosen log-prob",
         "Log-probability of chosen answers in nats. dpo: of the whole answer. orpo: per token.",
     ),
     ObjectiveMetric("logps/rejected", "pairs", "rejected log-prob", "As logps/chosen, of rejected answers."),
-)  # fmt: skip
+)
 _LOGRATIO: Final = ObjectiveMetric(
     "logratio", "pairs", "log-ratio", "Mean over an answer's tokens of its log-ratio to the reference, in nats."
 )
@@ -131,15 +136,25 @@ OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
     "pretrain": Objective(("tokens",), "nats per token"),  # every target counts
     "sft": Objective(("tokens",), "nats per token", needs_mask=True),  # those count that the samples' masks say
     "dpo": Objective(
-        ("pairs",), "per pair", needs_mask=True, metrics=(*_REWARDS, _LOGRATIO), sequences=2,
-        settings=("loss", "beta", "label_smoothing", "reference"), held_out=(*_VOCABULARY, _KL),
+        ("pairs",),
+        "per pair",
+        needs_mask=True,
+        metrics=(*_REWARDS, _LOGRATIO),
+        sequences=2,
+        settings=("loss", "beta", "label_smoothing", "reference"),
+        held_out=(*_VOCABULARY, _KL),
     ),
     "orpo": Objective(
-        ("pairs", "tokens"), "nats per token + per pair", needs_mask=True, metrics=(*_REWARDS, *_ODDS), sequences=2,
-        settings=("beta",), held_out=_VOCABULARY,
+        ("pairs", "tokens"),
+        "nats per token + per pair",
+        needs_mask=True,
+        metrics=(*_REWARDS, *_ODDS),
+        sequences=2,
+        settings=("beta",),
+        held_out=_VOCABULARY,
     ),
     "seq2seq": Objective(("tokens",), "nats per token", needs_mask=True, sequences=2, encodes_prompts=True),
-}  # fmt: skip
+}
 
 
 class ObjectiveTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

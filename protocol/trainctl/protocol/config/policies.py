@@ -29,9 +29,18 @@ CLIP_SCALE: Final = 0.01
 """Median clip scale below which clipping holds training back."""
 
 PolicyName = Literal[
-    "out-of-memory", "replays", "first-shares", "rebalance", "non-finite", "micro-batch", "plateau", "early-stop",
-    "spike", "divergence", "drain",
-]  # fmt: skip
+    "out-of-memory",
+    "replays",
+    "first-shares",
+    "rebalance",
+    "non-finite",
+    "micro-batch",
+    "plateau",
+    "early-stop",
+    "spike",
+    "divergence",
+    "drain",
+]
 PolicyMode = Literal["off", "advise", "on"]
 """Off: it does nothing. Advise: an event names the command that it would send. On: it sends the command."""
 AUTHOR: Final = "auto:"
@@ -47,7 +56,7 @@ class PolicyEntry:
     yields_to: tuple[str, ...] = ()
     """Verbs by which a person decides instead; from then on the policy only advises."""
     changes_curve: bool = False
-    """Whether what it sends changes the loss curve."""
+    """True if the commands that it sends change the loss curve."""
 
 
 POLICIES: Final[dict[PolicyName, PolicyEntry]] = {

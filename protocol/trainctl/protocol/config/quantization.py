@@ -17,13 +17,13 @@ FORMATS: Final = get_args(QuantizedFormat)
 QUANTIZATION_KEYS = ("quantization", "quantization_config")
 _WORD_BITS = 32
 QUANTIZED_PARTS: Final = ("weight", "scales", "biases")
-"""What a packed layer stores; the affine formats alone have biases."""
+"""The arrays that a packed layer stores; the affine formats alone have biases."""
 UNPACKED_VALUES: Final = 1 << 25
 """Most values of a layer that a torch rank holds unpacked at once."""
 
 
 class Quantization(NamedTuple):
-    """How a layer's values are stored."""
+    """The form in which a layer's values are stored."""
 
     mode: str  # "affine", "mxfp4" or "nvfp4"
     bits: int  # of a value

@@ -371,7 +371,7 @@ def _check_sense(config: RunFile, where: str) -> None:
 COPY_COMMAND = "command"
 """The value of checkpoint.copy_to for the command that the node's own environment names."""
 STORES = ("s3://", "gs://", "az://")
-"""How a value of checkpoint.copy_to begins that is the URL of a store of objects."""
+"""Schemes of the URLs of object stores in checkpoint.copy_to."""
 
 
 def is_rsync_target(copy_to: str) -> bool:

@@ -29,20 +29,30 @@ DataKind = Literal["text", "rows", "samples"]
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
 Precision = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    Meta(extra={REFUSED: {
-        "fp32": 'write "float32"', "bf16": 'write "bfloat16"', "fp16": 'write "float16"',
-        "tf32": 'set model.tf32 = true, with "float32"',
-    }}),
-]  # fmt: skip
+    Meta(
+        extra={
+            REFUSED: {
+                "fp32": 'write "float32"',
+                "bf16": 'write "bfloat16"',
+                "fp16": 'write "float16"',
+                "tf32": 'set model.tf32 = true, with "float32"',
+            }
+        }
+    ),
+]
 SumEngine = Annotated[
     Literal["auto", "gloo", "ring"],
-    Meta(extra={REFUSED: {
-        "nccl": 'it has not been tried with two NVIDIA GPUs; several GPUs are several ranks: use "gloo". A job on the '
-        "GPUs of one machine runs faster under torchrun",
-        "jaccl": "it needs Macs joined by Thunderbolt 5 with RDMA turned on, and has not been tried on them; use "
-        '"ring", which needs any network. trainctl doctor shows the devices that it would use',
-    }}),
-]  # fmt: skip
+    Meta(
+        extra={
+            REFUSED: {
+                "nccl": 'it has not been tried with two NVIDIA GPUs; several GPUs are several ranks: use "gloo". A job '
+                "on the GPUs of one machine runs faster under torchrun",
+                "jaccl": "it needs Macs joined by Thunderbolt 5 with RDMA turned on, and has not been tried on them; "
+                'use "ring", which needs any network. trainctl doctor shows the devices that it would use',
+            }
+        }
+    ),
+]
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
@@ -51,7 +61,7 @@ SUFFIXES: Final[dict[DataKind, tuple[str, ...]]] = {
     "rows": (".jsonl", ".ndjson", ".parquet"),
     "samples": (".jsonl",),
 }
-"""Of the files that data of a kind are read from in a folder."""
+"""Suffixes of the files that data of a kind are read from in a folder."""
 
 DEFAULT_HELD_OUT = 0.01
 """Fraction of samples kept for evaluation if the run file gives neither a fraction nor files."""
@@ -131,7 +141,7 @@ class BatchTable(_Table, frozen=True):
 
 
 class GroupTable(_Table, frozen=True):
-    """How ranks sum their gradients; one rank alone needs none of it."""
+    """`[group]`: the sum of the ranks' gradients; one rank alone needs none of it."""
 
     engine: SumEngine = "auto"  # auto: gloo if all are Linux with torch, else ring with mlx
     links_per_peer: Annotated[int, Meta(ge=1, le=8)] = 1  # ring: rings summing at once, a process each

@@ -19,7 +19,7 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 
 START_ONE = "start one with trainctl-agent run, or try trainctl demo"
-"""What to do where no agent answers."""
+"""Advice for where no agent answers."""
 
 
 class TrainctlError(Exception):

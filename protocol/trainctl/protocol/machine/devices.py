@@ -22,7 +22,7 @@ from trainctl.protocol.machine.nvidia import CARD, cards, seen, visible
 from trainctl.protocol.messages import DeviceTypes
 
 _CPU_FLAGS = ("avx512_bf16", "amx_bf16")
-"""Of /proc/cpuinfo: torch's matrix library computes products in bfloat16 with these instructions."""
+"""Flags of /proc/cpuinfo: torch's matrix library computes products in bfloat16 with these instructions."""
 AUTO_TYPES: Final = ("bfloat16", "float16")
 """Types that "auto" stands for if all devices have it, the best first; else it is float32."""
 SYSCTL_SECONDS: Final = 2.0

@@ -115,7 +115,7 @@ def parse_cards(text: str) -> tuple[Card, ...]:
 
 
 CARD: Final = "nvidia:"
-"""How a card's name begins that is numbered as its driver does."""
+"""Prefix of the names of cards that are numbered as their driver does."""
 
 
 def seen(devices: Sequence[DeviceTypes], env: Mapping[str, str]) -> Iterator[DeviceTypes]:

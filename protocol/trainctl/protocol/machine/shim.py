@@ -82,9 +82,14 @@ def keep(command: list[str], record: Path, log: Path, log_limit: int = LOG_LIMIT
     os.close(go_read)
     os.close(output)
     known: dict[str, Any] = {
-        "pid": pid, "start_time": start_time(pid), "boot_id": boot_id(), "command": command,
-        "started_at": time.time(), "keeper_pid": os.getpid(), "stacks_signal": int(STACKS_SIGNAL),
-    }  # fmt: skip
+        "pid": pid,
+        "start_time": start_time(pid),
+        "boot_id": boot_id(),
+        "command": command,
+        "started_at": time.time(),
+        "keeper_pid": os.getpid(),
+        "stacks_signal": int(STACKS_SIGNAL),
+    }
     threading.Thread(target=_watch_log, args=(log, log_limit), name="log", daemon=True).start()
     try:
         write_record(record, known)

@@ -61,7 +61,7 @@ class CheckedCause(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """What was found, in the order of the rules, and all that was checked."""
+    """All findings, in the order of the rules, and all that was checked."""
 
     at: float  # Unix seconds of the newest fact
     step: Count  # last committed step

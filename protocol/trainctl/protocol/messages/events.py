@@ -12,16 +12,26 @@ from trainctl.protocol.messages.base import Count, Generation
 from trainctl.protocol.messages.profiles import PhaseProfile
 
 Category = Literal[
-    "command", "run", "rank", "checkpoint", "evaluation", "sample", "probe", "agent", "alert", "note",
-    "record", "profile",
-]  # fmt: skip
+    "command",
+    "run",
+    "rank",
+    "checkpoint",
+    "evaluation",
+    "sample",
+    "probe",
+    "agent",
+    "alert",
+    "note",
+    "record",
+    "profile",
+]
 """Kinds of events grouped as filters and tables show them."""
 Pairs = tuple[tuple[str, Count], ...]
 """A number for each rank, by its node; a node with several ranks has several."""
 
 
 class EventData(msgspec.Struct, frozen=True, tag_field="kind"):
-    """What happened. The enclosing Event has the time, the run, the step and the cause."""
+    """The content of an event. The enclosing Event has the time, the run, the step and the cause."""
 
     category: ClassVar[Category] = "run"
 
@@ -383,19 +393,56 @@ class Notice(EventData, tag="notice", frozen=True):
 
 
 AnyEvent = (
-    SharesChanged | MicroBatchChanged | LearningRateChanged | GlobalBatchChanged | LeadChanged | RunStateChanged
-    | RunBranched | NodeStateChanged | PolicyModeChanged | PolicyAdvised | PolicyActed | CommandApplied | CommandFailed
+    SharesChanged
+    | MicroBatchChanged
+    | LearningRateChanged
+    | GlobalBatchChanged
+    | LeadChanged
+    | RunStateChanged
+    | RunBranched
+    | NodeStateChanged
+    | PolicyModeChanged
+    | PolicyAdvised
+    | PolicyActed
+    | CommandApplied
+    | CommandFailed
     | NoteWritten
-    | GenerationFormed | GenerationLeft | StepSkipped | StepRetracted | StepsStopped | StateShared | ProbePassed
-    | Evaluated | Sampled | SampleFailed | CheckpointWritten | CheckpointFailed | RankChanged | SharesUnmeasured
-    | NodeState | AlertRaised | AlertCleared | AlertFailed | RecordState | Notice | SetupChanged
-    | CheckpointCopied | Profiled | ProfileFailed
-)  # fmt: skip
+    | GenerationFormed
+    | GenerationLeft
+    | StepSkipped
+    | StepRetracted
+    | StepsStopped
+    | StateShared
+    | ProbePassed
+    | Evaluated
+    | Sampled
+    | SampleFailed
+    | CheckpointWritten
+    | CheckpointFailed
+    | RankChanged
+    | SharesUnmeasured
+    | NodeState
+    | AlertRaised
+    | AlertCleared
+    | AlertFailed
+    | RecordState
+    | Notice
+    | SetupChanged
+    | CheckpointCopied
+    | Profiled
+    | ProfileFailed
+)
 """The closed union of events."""
 Change = (
-    SharesChanged | MicroBatchChanged | LearningRateChanged | GlobalBatchChanged | LeadChanged | RunStateChanged
-    | NodeStateChanged | PolicyModeChanged
-)  # fmt: skip
+    SharesChanged
+    | MicroBatchChanged
+    | LearningRateChanged
+    | GlobalBatchChanged
+    | LeadChanged
+    | RunStateChanged
+    | NodeStateChanged
+    | PolicyModeChanged
+)
 """Events that have a state before and one after."""
 
 

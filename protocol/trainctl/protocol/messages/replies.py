@@ -549,8 +549,37 @@ class Refusal(Reply, tag="refusal", frozen=True):
 
 
 AgentReply = (
-    Snapshot | History | GapFill | Runs | Events | Steps | Hosts | Samples | Pairs | Policies | DryRun | DiagnosisReply
-    | LogPart | Viewers | Facts | Digests | Disk | Calibration | Calibrations | LinkReply | Audit | HookTest | RunEdited
-    | RunKept | Works | WorkStatus | StepProfiles | TracePart | WorkHosted | WorkFilePart | SliceReply
-    | CommandReply | Refusal
-)  # fmt: skip
+    Snapshot
+    | History
+    | GapFill
+    | Runs
+    | Events
+    | Steps
+    | Hosts
+    | Samples
+    | Pairs
+    | Policies
+    | DryRun
+    | DiagnosisReply
+    | LogPart
+    | Viewers
+    | Facts
+    | Digests
+    | Disk
+    | Calibration
+    | Calibrations
+    | LinkReply
+    | Audit
+    | HookTest
+    | RunEdited
+    | RunKept
+    | Works
+    | WorkStatus
+    | StepProfiles
+    | TracePart
+    | WorkHosted
+    | WorkFilePart
+    | SliceReply
+    | CommandReply
+    | Refusal
+)

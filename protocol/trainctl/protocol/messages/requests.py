@@ -323,7 +323,7 @@ FileName = Annotated[str, Meta(pattern=FILE_PATTERN)]
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How the tokens of answers are chosen."""
+    """The choice of an answer's tokens."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_ANSWER_TOKENS)] = 128  # most tokens per answer
     temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0  # 0: always the likeliest token
@@ -416,11 +416,29 @@ WorkRequest = (
 GuestRequest = AttachRun | RunSteps | EndRun
 CalibrationRequest = CalibrateRequest | CalibrationsRequest | LinkRequest
 Query = (
-    SnapshotRequest | HistoryRequest | GapRequest | RunsRequest | EventsRequest | StepsRequest | HostsRequest
-    | SamplesRequest | PairsRequest | PoliciesRequest | DryRunRequest | DiagnosisRequest | LogRequest | AttendRequest
-    | FactsRequest | StepProfilesRequest | TraceRequest | DigestsRequest | DiskRequest | AuditRequest | HookTestRequest
+    SnapshotRequest
+    | HistoryRequest
+    | GapRequest
+    | RunsRequest
+    | EventsRequest
+    | StepsRequest
+    | HostsRequest
+    | SamplesRequest
+    | PairsRequest
+    | PoliciesRequest
+    | DryRunRequest
+    | DiagnosisRequest
+    | LogRequest
+    | AttendRequest
+    | FactsRequest
+    | StepProfilesRequest
+    | TraceRequest
+    | DigestsRequest
+    | DiskRequest
+    | AuditRequest
+    | HookTestRequest
     | EditRun
-)  # fmt: skip
+)
 """Requests that change no run that is active."""
 Question = Query | CalibrationRequest | GuestRequest | WorkRequest
 """All requests but commands, which have an order."""

@@ -51,7 +51,7 @@ class BranchPoint(msgspec.Struct, frozen=True):
 
 
 WRITING: Final = "writing the checkpoint"
-"""What `RankView.why` begins with while a rank writes one."""
+"""Beginning of `RankView.why` while a rank writes one."""
 
 
 class RankView(msgspec.Struct, frozen=True):
@@ -87,8 +87,8 @@ class PolicyView(msgspec.Struct, frozen=True):
 
 
 class RunCost(msgspec.Struct, frozen=True):
-    """What a run costs by its lead's cluster file. At a later time t it has cost `spent` + `per_hour` * hours from `at`
-    to t."""
+    """The cost of a run by its lead's cluster file. At a later time t it has cost `spent` + `per_hour` * hours from
+    `at` to t."""
 
     currency: str  # of all amounts: a word or a sign
     spent: float  # cost up to `at` of the nodes that have a price
@@ -302,7 +302,7 @@ CLOCK_LIMITED_BY: Final[dict[ClockLimit, str]] = {
     "power": "its power cap",
     "hardware": "its hardware",
 }
-"""What lowers a device's clock, in words."""
+"""Causes of a lowered device clock, in words."""
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
@@ -498,7 +498,13 @@ Live = RunView | StepCommitted | RankStep | HostReading | Event | Alerts | Sampl
 """Messages that are published with a sequence number."""
 
 TOPICS: dict[type[Message], bytes] = {
-    RunView: b"run", StepCommitted: b"step", RankStep: b"rank", HostReading: b"host", Event: b"event",
-    Alerts: b"alert", Sample: b"sample", Heartbeat: b"beat",
-}  # fmt: skip
+    RunView: b"run",
+    StepCommitted: b"step",
+    RankStep: b"rank",
+    HostReading: b"host",
+    Event: b"event",
+    Alerts: b"alert",
+    Sample: b"sample",
+    Heartbeat: b"beat",
+}
 """First frame of a published message, by the type of the second."""

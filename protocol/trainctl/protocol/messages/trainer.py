@@ -39,7 +39,7 @@ class RankWork(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a `sample` plan asks of the model. A prompt is a text to continue, or messages to answer."""
+    """The questions that a `sample` plan asks the model. A prompt is a text to continue, or messages to answer."""
 
     prompts: tuple[Prompt, ...]  # texts and conversations, in the order of the answers
     max_tokens: Annotated[int, Meta(ge=1)]  # most tokens per answer
@@ -180,7 +180,7 @@ class FileDigest(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Compute(msgspec.Struct, frozen=True):
-    """How a rank computes, as chosen by its backend."""
+    """The precision and kernels of a rank, as chosen by its backend."""
 
     dtype: str  # data type of forward and backward passes, for example float32 or bfloat16
     tf32: bool | None = None  # whether float32 matrix products may use TF32; None: not supported by the device
@@ -398,7 +398,7 @@ class SampleReport(Report, tag="sample-report", kw_only=True, frozen=True):
 
 
 class EvaluatedPair(msgspec.Struct, frozen=True):
-    """What the model makes of one held-out pair."""
+    """The model's judgement of one held-out pair."""
 
     index: Count  # the pair's place among the held-out pairs
     chosen: float  # reward of the chosen answer

@@ -28,7 +28,7 @@ from trainctl.protocol.security import received_names
 
 
 class Performance(msgspec.Struct, frozen=True, kw_only=True):
-    """How well the run did up to the checkpoint; None: unknown to the writer."""
+    """The run's results up to the checkpoint; None: unknown to the writer."""
 
     loss: float | None = None  # mean training loss of the checkpoint's step
     step_seconds: float | None = None  # duration of that step

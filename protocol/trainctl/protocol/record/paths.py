@@ -118,7 +118,7 @@ class RunPaths:
 VALUES_NAME: Final = "values.bin"
 """Little-endian float32."""
 NOTES_NAME: Final = "reference.json"
-"""What the values are of, and their SHA-256 digest."""
+"""The model and data that the values are of, and their SHA-256 digest."""
 
 
 def stored_digest(folder: Path) -> str:

@@ -365,9 +365,13 @@ class RecordReader:
         return found
 
     def series(
-        self, metric: str, rank: int | None = None, first_step: int = 0, last_step: int | None = None,
+        self,
+        metric: str,
+        rank: int | None = None,
+        first_step: int = 0,
+        last_step: int | None = None,
         columns: int = 120,
-    ) -> Series:  # fmt: skip
+    ) -> Series:
         """A metric between two steps (None: the newest) in at most `columns` buckets, whatever the span. Buckets
         without a finite value are absent. Raises InvalidInputError naming the metric, rank or columns at fault."""
         self._check_series(metric, rank, columns)
@@ -450,18 +454,37 @@ class RecordReader:
         seconds, *phases = map(float, numbers)
         own = {name: float(value) for name, value in zip(RANK_COLUMNS, row[17:], strict=True) if value is not None}
         return RankStep(
-            run=self.run, generation=Generation(term, n), step=step, rank=rank, node=node, tokens=float(tokens),
-            samples=samples, micro_batch=micro_batch, replays=replays, step_seconds=seconds, phases=Phases(*phases),
-            weight=None if weight is None else float(weight), values=own | values.get((step, rank), {}),
-        )  # fmt: skip
+            run=self.run,
+            generation=Generation(term, n),
+            step=step,
+            rank=rank,
+            node=node,
+            tokens=float(tokens),
+            samples=samples,
+            micro_batch=micro_batch,
+            replays=replays,
+            step_seconds=seconds,
+            phases=Phases(*phases),
+            weight=None if weight is None else float(weight),
+            values=own | values.get((step, rank), {}),
+        )
 
     def _event(self, row: tuple[Any, ...]) -> Event:
         number, at, _, severity, by, text, step, term, n, command, verb, _, _, outcome, body, undoes = row
         return Event(
-            id=number, at=at, severity=severity, by=by, data=_event_data(body, text), run=self.run, step=step,
-            generation=None if term is None else Generation(term, n), command=command, verb=verb, outcome=outcome,
+            id=number,
+            at=at,
+            severity=severity,
+            by=by,
+            data=_event_data(body, text),
+            run=self.run,
+            step=step,
+            generation=None if term is None else Generation(term, n),
+            command=command,
+            verb=verb,
+            outcome=outcome,
             undoes=undoes,
-        )  # fmt: skip
+        )
 
 
 def _perplexities(losses: Series) -> Series:

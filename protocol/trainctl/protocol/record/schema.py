@@ -19,7 +19,7 @@ from trainctl.protocol.errors import BusyError, DamagedError, InvalidInputError
 from trainctl.protocol.files.durable_files import sync
 
 _DAMAGED: Final = "restore the record from a copy, or move the run directory elsewhere"
-"""What to do about a record that cannot be read."""
+"""Advice about a record that cannot be read."""
 SCHEMA_VERSION: Final = 2
 """Version of what is read and written: 0.2.0's. 0.1.0 wrote schema 1."""
 _PLAUSIBLE_VERSION: Final = 1000

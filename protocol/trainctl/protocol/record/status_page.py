@@ -13,9 +13,19 @@ from pathlib import Path
 from trainctl.protocol.messages import BUSY_PHASES
 
 STATUS_PHASES = (
-    "starting", "idle", *BUSY_PHASES, "sync", "optimizer", "commit", "evaluate", "checkpoint",
-    "regroup", "probe", "sample", "profile",
-)  # fmt: skip
+    "starting",
+    "idle",
+    *BUSY_PHASES,
+    "sync",
+    "optimizer",
+    "commit",
+    "evaluate",
+    "checkpoint",
+    "regroup",
+    "probe",
+    "sample",
+    "profile",
+)
 _LAYOUT = struct.Struct("<QQQQQQd")
 _SIZE = 64
 _COUNTER = struct.Struct("<Q")

@@ -1,4 +1,4 @@
-"""Which keys a client shows to the agent at an address, and by which it knows that agent."""
+"""The keys that a client shows to the agent at an address, and by which it knows that agent."""
 
 import contextlib
 import os
@@ -31,9 +31,13 @@ class Keyring:
     """
 
     def __init__(
-        self, folder: KeyFolder | None = None, nodes: Cluster | None = None, server_key: str | None = None,
-        *, which: Literal["user", "agent"] = "user",
-    ) -> None:  # fmt: skip
+        self,
+        folder: KeyFolder | None = None,
+        nodes: Cluster | None = None,
+        server_key: str | None = None,
+        *,
+        which: Literal["user", "agent"] = "user",
+    ) -> None:
         """`nodes`: the default cluster file's unless given; `server_key`: $TRAINCTL_SERVER_KEY unless given; `which`:
         whose pair is shown. Raises InvalidInputError for a server key that is none."""
         self._folder, self._nodes, self._which = folder or KeyFolder(), nodes, which

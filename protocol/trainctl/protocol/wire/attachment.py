@@ -8,7 +8,7 @@ from trainctl.protocol.messages import Heartbeat, Live, Snapshot
 
 @dataclasses.dataclass(frozen=True)
 class Connection:
-    """How the line to the agent is; `since_monotonic` is a reading of `time.monotonic`."""
+    """The state of the line to the agent; `since_monotonic` is a reading of `time.monotonic`."""
 
     state: Literal["connecting", "connected", "silent"]
     since_monotonic: float

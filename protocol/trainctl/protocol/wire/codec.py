@@ -31,13 +31,17 @@ FRAME_BYTES = 1024 * 1024
 MAX_DEPTH = 8
 
 CONTROL_CAPS: dict[str, Any] = {
-    "max_str_len": 4096, "max_bin_len": 65536, "max_array_len": 4096, "max_map_len": 256, "max_ext_len": 0,
-}  # fmt: skip
+    "max_str_len": 4096,
+    "max_bin_len": 65536,
+    "max_array_len": 4096,
+    "max_map_len": 256,
+    "max_ext_len": 0,
+}
 BULK_CAPS: dict[str, Any] = {**CONTROL_CAPS, "max_str_len": 262144 * 4, "max_array_len": 16384}
 """Limits inside a frame from a client and from elsewhere, as msgpack names them."""
 
 _RUN_STEPS: Final = RunSteps.__struct_config__.tag
-"""Of all that clients send, the type that carries metrics."""
+"""The only type from clients that carries metrics."""
 _MAY_BE_NAN: Final = frozenset({"loss", "grad_norm", "learning_rate", "values"})
 """Fields of such a message whose numbers need not be finite."""
 _SHORT_BYTES = 4096

@@ -1,4 +1,4 @@
-"""How far a mirror has come: kept in a file beside what it wrote, so that another run of it goes on from there."""
+"""The progress of a mirror: kept in a file beside what it wrote, so that another run of it goes on from there."""
 
 import contextlib
 import fcntl

@@ -17,7 +17,7 @@ from trainctl.tui.export.mirror.run_source import PAGE, RunSource
 SETTLED_SECONDS = 5.0
 """After so long a step that none follows is mirrored too."""
 LATE_EVALUATION_STEPS = 2000
-"""How far behind the last step an evaluation is still looked for."""
+"""Steps behind the last one among which an evaluation is still looked for."""
 
 
 class MirrorTarget(Protocol):
