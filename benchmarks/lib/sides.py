@@ -16,7 +16,7 @@ import psutil
 import tomli_w
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.record.paths import agent_address, node_directory
+from trainctl.protocol.config.names import agent_address, node_directory
 
 SEQUENCE = 128
 DEADLINE_SECONDS = 300.0

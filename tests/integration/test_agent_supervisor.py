@@ -23,8 +23,8 @@ from tests.waiting import HANG_SECONDS, slowness, until
 
 from trainctl.node_agent.__main__ import STEADY_SECONDS
 from trainctl.protocol.client import BlockingClient
+from trainctl.protocol.config.names import node_directory
 from trainctl.protocol.messages import FactsRequest
-from trainctl.protocol.record.paths import node_directory
 from trainctl.protocol.record.reader import RecordReader
 
 KILLS = scale("lead agent kills")

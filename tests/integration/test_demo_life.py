@@ -35,9 +35,8 @@ from tests.tui.support.cli_calls import (
 from tests.waiting import HANG_SECONDS, slowness
 
 from trainctl.protocol.config import cluster_file
-from trainctl.protocol.config.names import node_name
+from trainctl.protocol.config.names import agent_address, node_directory, node_name, runtime_directory
 from trainctl.protocol.config.run_file import read
-from trainctl.protocol.record.paths import agent_address, node_directory, runtime_directory
 from trainctl.tui.demo import folder as demo_folder
 
 

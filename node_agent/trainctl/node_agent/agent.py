@@ -58,9 +58,10 @@ from trainctl.protocol.config import names
 from trainctl.protocol.config.addresses import live_beside
 from trainctl.protocol.config.alert_rules import AlertHooks
 from trainctl.protocol.config.cluster_file import Cluster
+from trainctl.protocol.config.names import agent_address, node_directory, runtime_directory
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.paths import agent_address, node_directory, runs_directory, runtime_directory
+from trainctl.protocol.record.paths import runs_directory
 from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets
 from trainctl.protocol.wire.tasks import end_tasks

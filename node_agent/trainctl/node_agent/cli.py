@@ -21,11 +21,11 @@ from trainctl.node_agent.services.service_file import GRACE_SECONDS
 from trainctl.protocol.client.local_agents import registered
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
 from trainctl.protocol.config.cluster_file import Cluster, check_hooks, default_path, read_default
-from trainctl.protocol.config.names import node_name
+from trainctl.protocol.config.names import node_directory, node_name, state_root
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.machine.large_imports import import_large
 from trainctl.protocol.machine.standard_streams import exit_code, lossy_streams, open_closed
-from trainctl.protocol.record.paths import node_directory, runs_directory, state_root
+from trainctl.protocol.record.paths import runs_directory
 
 app = typer.Typer(
     name="trainctl-agent", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,

@@ -18,8 +18,8 @@ from tests.waiting import until
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config.names import runtime_directory
 from trainctl.protocol.messages import FactsRequest, RunsRequest, SnapshotRequest
-from trainctl.protocol.record.paths import runtime_directory
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder
 

@@ -18,8 +18,9 @@ from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.names import runtime_directory
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
-from trainctl.protocol.record.paths import RunPaths, runtime_directory
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec, sockets
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md

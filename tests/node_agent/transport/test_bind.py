@@ -21,8 +21,8 @@ from trainctl.node_agent.transport import bind
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.client.local_agents import registered
+from trainctl.protocol.config.names import agent_address, node_directory
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
-from trainctl.protocol.record.paths import agent_address, node_directory
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from tests.waiting import HANG_SECONDS
 
+from trainctl.protocol.config import names
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record import paths
 
 
 def test_the_state_folder_is_the_one_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path))
-    assert paths.node_directory("studio") == tmp_path / "studio"
-    assert paths.node_directory("studio", tmp_path / "other") == tmp_path / "other" / "studio"
+    assert names.node_directory("studio") == tmp_path / "studio"
+    assert names.node_directory("studio", tmp_path / "other") == tmp_path / "other" / "studio"
     monkeypatch.delenv("TRAINCTL_STATE")
-    assert paths.state_root().name == "trainctl"
+    assert names.state_root().name == "trainctl"
 
 
 def test_the_runtime_folder_is_short_private_and_its_node_s_own(
@@ -26,12 +26,12 @@ def test_the_runtime_folder_is_short_private_and_its_node_s_own(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("long" * 30)))
     node = tmp_path / "studio"
-    made = paths.runtime_directory(node)
+    made = names.runtime_directory(node)
     try:
-        assert made == paths.runtime_directory(node)
+        assert made == names.runtime_directory(node)
         assert made.stat().st_mode & 0o777 == 0o700
         assert len(str(made / "trainers.sock")) < 104  # what macOS allows
-        other = paths.runtime_directory(tmp_path / "mbp")
+        other = names.runtime_directory(tmp_path / "mbp")
         assert other != made
         other.rmdir()
     finally:
@@ -41,7 +41,7 @@ def test_the_runtime_folder_is_short_private_and_its_node_s_own(
 def test_the_sockets_folder_is_the_same_in_every_process_and_version(tmp_path: Path) -> None:
     """A trainer that outlives its agent, or an update, looks for the socket where it was."""
     code = "import sys, pathlib; from trainctl.protocol.record import paths; "
-    code += "print(paths.runtime_directory(pathlib.Path(sys.argv[1])))"
+    code += "print(names.runtime_directory(pathlib.Path(sys.argv[1])))"
     found = {
         subprocess.run(
             [sys.executable, "-c", code, str(tmp_path / "studio")],
@@ -50,7 +50,7 @@ def test_the_sockets_folder_is_the_same_in_every_process_and_version(tmp_path: P
         ).stdout.strip()
         for seed in ("1", "2")
     }  # fmt: skip
-    folder = paths.runtime_directory(tmp_path / "studio")
+    folder = names.runtime_directory(tmp_path / "studio")
     folder.rmdir()
     assert found == {str(folder)}
     digest = hashlib.sha256(str((tmp_path / "studio").resolve()).encode()).digest()
@@ -59,16 +59,16 @@ def test_the_sockets_folder_is_the_same_in_every_process_and_version(tmp_path: P
 
 def test_a_folder_of_sockets_that_others_can_enter_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("long" * 30)))
-    made = paths.runtime_directory(tmp_path / "studio")
+    made = names.runtime_directory(tmp_path / "studio")
     try:
         made.chmod(0o777)
         with pytest.raises(InvalidInputError, match=r"mode 0777\); run: chmod 700 "):
-            paths.runtime_directory(tmp_path / "studio")
+            names.runtime_directory(tmp_path / "studio")
     finally:
         made.rmdir()
     made.symlink_to(tmp_path)
     try:
         with pytest.raises(InvalidInputError, match="not a folder of this user's"):
-            paths.runtime_directory(tmp_path / "studio")
+            names.runtime_directory(tmp_path / "studio")
     finally:
         made.unlink()

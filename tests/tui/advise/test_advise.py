@@ -13,9 +13,9 @@ from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
 from trainctl.protocol.calibration.profile import LinkRate, MatmulRate, Pass, settings_digest, write_profile
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.names import node_directory
 from trainctl.protocol.machine.devices import resolve_alone
 from trainctl.protocol.machine.file_digests import model_digests
-from trainctl.protocol.record.paths import node_directory
 from trainctl.trainer import demo_assets
 
 NODES = ("studio", "mbp")

@@ -15,7 +15,6 @@ from tests.tui.support.typist import DEADLINE_SECONDS, Typist
 from trainctl.protocol.client.local_agents import registered, running
 from trainctl.protocol.config import names
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record import paths
 from trainctl.tui.cli import agent_call
 from trainctl.tui.commands import targets
 from trainctl.tui.commands.targets import on_this_machine
@@ -35,7 +34,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def default(state: Path) -> str:
     """Where this state's agent would listen."""
-    return paths.agent_address(paths.node_directory(names.node_name()))
+    return names.agent_address(names.node_directory(names.node_name()))
 
 
 def test_the_only_agent_or_cluster_here_is_meant(default: str) -> None:
@@ -99,7 +98,7 @@ def test_without_a_terminal_nothing_is_asked_or_started(default: str, capsys: py
 
 
 def test_an_agent_that_does_not_start_says_why() -> None:
-    lock = paths.node_directory(names.node_name()) / "agent.lock"
+    lock = names.node_directory(names.node_name()) / "agent.lock"
     lock.parent.mkdir(parents=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -109,7 +108,7 @@ def test_an_agent_that_does_not_start_says_why() -> None:
 
 def test_an_agent_that_never_says_where_it_listens_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offers, "START_SECONDS", 0.2)
-    log = paths.node_directory(names.node_name()) / "logs" / "started.log"
+    log = names.node_directory(names.node_name()) / "logs" / "started.log"
     log.parent.mkdir(parents=True)
     os.mkfifo(log)  # to open it waits for a reader, so that nothing is started
     with pytest.raises(offers.RefusedError, match=rf"hasn't said .* for 0\.2 s: see {log}"):

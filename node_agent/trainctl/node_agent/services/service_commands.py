@@ -24,9 +24,8 @@ from trainctl.node_agent.services.service_manager import (
     call,
     manager_here,
 )
-from trainctl.protocol.config import env_policy
+from trainctl.protocol.config import env_policy, names
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError
-from trainctl.protocol.record import paths
 
 NOT_RUNNING, NOT_INSTALLED = 3, 4
 """Exit codes of `status`, the same as systemctl's."""
@@ -229,7 +228,7 @@ def _service(
     """Return the service with its node's name and state folder written out: a host may be renamed, and a service knows
     little of a shell's environment."""
     home, is_own = _home(owner), owner == _caller()
-    state = (options.state or (paths.state_root() if is_own else home / _STATE[machine.name])).absolute()
+    state = (options.state or (names.state_root() if is_own else home / _STATE[machine.name])).absolute()
     words = ["--name", options.node, "--state", str(state), *options.words]
     if machine.name == "launchd" and STALL_OPTION not in words:  # it has no watchdog
         words += [STALL_OPTION, str(STALL_SECONDS)]

@@ -17,9 +17,10 @@ from typing import Any
 from trainctl.node_agent.simulate import scenario
 from trainctl.node_agent.simulate.scenario import Scenario
 from trainctl.node_agent.simulate.simulation import Simulation, outcome
+from trainctl.protocol.config.names import node_directory
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.machine.process_title import set_title
-from trainctl.protocol.record.paths import RunPaths, node_directory, runs_directory
+from trainctl.protocol.record.paths import RunPaths, runs_directory
 
 NODE = "simulated"
 """Folder of simulated runs beside the nodes' folders."""

@@ -28,9 +28,10 @@ from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE, HostedTrai
 from trainctl.node_agent.transport import bind, parent_watch
 from trainctl.protocol import messages
 from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config.names import agent_address, node_directory
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record import log_format
-from trainctl.protocol.record.paths import RunPaths, agent_address, node_directory
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec, sockets
 
 ALIVE_SECONDS = 1.0

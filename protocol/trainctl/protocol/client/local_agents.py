@@ -11,9 +11,8 @@ from typing import IO
 
 import msgspec
 
-from trainctl.protocol.config.names import node_name
+from trainctl.protocol.config.names import agent_address, node_directory, node_name, state_root
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.paths import agent_address, node_directory, state_root
 
 
 class LocalAgent(msgspec.Struct, frozen=True):

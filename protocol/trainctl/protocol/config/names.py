@@ -1,9 +1,14 @@
-"""Patterns of the names of runs, nodes and files, and the names of this machine and its user."""
+"""Patterns of the names of runs, nodes and files, the names of this machine and its user, and trainctl's folders and
+sockets here."""
 
+import contextlib
 import getpass
+import hashlib
 import os
 import pwd
 import socket
+import stat
+import tempfile
 from pathlib import Path
 
 import platformdirs
@@ -55,3 +60,41 @@ def _check_home() -> None:
     except KeyError:
         problem = f"is not set, and user {os.getuid()} has no home: set it to a folder that this user can write"
         raise InvalidInputError("HOME", problem) from None
+
+
+def state_root() -> Path:
+    """The folder that holds every node's folder: $TRAINCTL_STATE, or the platform's state folder."""
+    chosen = os.environ.get("TRAINCTL_STATE")
+    return Path(chosen) if chosen else state_folder()
+
+
+def node_directory(node: str, root: Path | None = None) -> Path:
+    return (root or state_root()) / node
+
+
+def agent_address(node_dir: Path) -> str:
+    """Return where this node's agent listens unless an address is given: a Unix socket in its runtime folder."""
+    return f"ipc://{_runtime_path(node_dir)}/agent.sock"
+
+
+def _runtime_path(node_dir: Path) -> Path:
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    if len(base) > 40 or not os.access(base, os.W_OK):
+        base = "/tmp"  # noqa: S108  the sockets' own folder below is private
+    digest = hashlib.sha256(os.fsencode(node_dir.resolve())).hexdigest()[8:16]
+    return Path(base) / f"trainctl-{os.getuid()}-{digest}"
+
+
+def runtime_directory(node_dir: Path) -> Path:
+    """Return a short folder for this node's sockets (macOS allows 104 bytes of socket path), made 0700. Raises
+    InvalidInputError for one that others own or can enter."""
+    folder = _runtime_path(node_dir)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    kept = folder.lstat()
+    if not stat.S_ISDIR(kept.st_mode) or kept.st_uid != os.getuid():
+        raise InvalidInputError(str(folder), "not a folder of this user's, which the agent's sockets need: remove it")
+    if kept.st_mode & 0o077:
+        problem = f"other users can enter this folder of the agent's sockets (mode {kept.st_mode & 0o777:04o})"
+        raise InvalidInputError(str(folder), f"{problem}; run: chmod 700 {folder}")
+    return folder

@@ -1,28 +1,14 @@
-"""Paths of a node's runs, sockets and caches of reference log-probabilities."""
+"""Paths of a node's runs and caches of reference log-probabilities."""
 
 import contextlib
-import hashlib
 import json
-import os
 import stat
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from trainctl.protocol.config.names import state_folder
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.config.names import state_root
 from trainctl.protocol.security import received_names
-
-
-def state_root() -> Path:
-    """The folder that holds every node's folder: $TRAINCTL_STATE, or the platform's state folder."""
-    chosen = os.environ.get("TRAINCTL_STATE")
-    return Path(chosen) if chosen else state_folder()
-
-
-def node_directory(node: str, root: Path | None = None) -> Path:
-    return (root or state_root()) / node
 
 
 def inputs_directory() -> Path:
@@ -32,34 +18,6 @@ def inputs_directory() -> Path:
 
 def runs_directory(node_dir: Path) -> Path:
     return node_dir / "runs"
-
-
-def agent_address(node_dir: Path) -> str:
-    """Return where this node's agent listens unless an address is given: a Unix socket in its runtime folder."""
-    return f"ipc://{_runtime_path(node_dir)}/agent.sock"
-
-
-def _runtime_path(node_dir: Path) -> Path:
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    if len(base) > 40 or not os.access(base, os.W_OK):
-        base = "/tmp"  # noqa: S108  the sockets' own folder below is private
-    digest = hashlib.sha256(os.fsencode(node_dir.resolve())).hexdigest()[8:16]
-    return Path(base) / f"trainctl-{os.getuid()}-{digest}"
-
-
-def runtime_directory(node_dir: Path) -> Path:
-    """Return a short folder for this node's sockets (macOS allows 104 bytes of socket path), made 0700. Raises
-    InvalidInputError for one that others own or can enter."""
-    folder = _runtime_path(node_dir)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    kept = folder.lstat()
-    if not stat.S_ISDIR(kept.st_mode) or kept.st_uid != os.getuid():
-        raise InvalidInputError(str(folder), "not a folder of this user's, which the agent's sockets need: remove it")
-    if kept.st_mode & 0o077:
-        problem = f"other users can enter this folder of the agent's sockets (mode {kept.st_mode & 0o777:04o})"
-        raise InvalidInputError(str(folder), f"{problem}; run: chmod 700 {folder}")
-    return folder
 
 
 class RunPaths:

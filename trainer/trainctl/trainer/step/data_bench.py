@@ -19,10 +19,10 @@ import msgspec
 from trainctl.protocol.batch.data_statistics import Assembling, DataRates, StepNeed
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import micro_of
+from trainctl.protocol.config.names import node_directory
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import Generation, Range, RankWork, StepPlan
-from trainctl.protocol.record.paths import node_directory
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.batch import Prefetch

@@ -23,7 +23,7 @@ from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.cluster_file import SimulatedNode
 from trainctl.protocol.config.micro_batches import AUTO
 from trainctl.protocol.config.model_facts import ModelFacts
-from trainctl.protocol.config.names import node_name
+from trainctl.protocol.config.names import node_directory, node_name
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import AdapterTable, NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
@@ -32,7 +32,6 @@ from trainctl.protocol.machine.facts import lacks_of
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.machine.shim import boot_id
 from trainctl.protocol.messages import DeviceTypes
-from trainctl.protocol.record.paths import node_directory
 from trainctl.tui.advise.node_looks import NodeLook, descriptions, look_at, with_described
 from trainctl.tui.commands.targets import ClusterFile
 from trainctl.tui.setup import data_check, data_preview, memory_report

@@ -11,9 +11,9 @@ from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, descri
 from trainctl.protocol.calibration.profile import DeviceProfile, all_profiles, read_profile
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config.cluster_file import SimulatedNode
+from trainctl.protocol.config.names import node_directory
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
 from trainctl.protocol.messages import CalibrationsRequest, Facts, FactsRequest, HostReading, SnapshotRequest
-from trainctl.protocol.record.paths import node_directory
 from trainctl.tui.commands.targets import ClusterFile
 from trainctl.tui.doctor.probe import try_port
 

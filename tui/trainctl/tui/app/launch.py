@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainctl.protocol.record.paths import state_root
+from trainctl.protocol.config.names import state_root
 from trainctl.tui.app import config as settings
 from trainctl.tui.app import keymap
 from trainctl.tui.app.app import TrainctlApp

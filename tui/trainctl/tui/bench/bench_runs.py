@@ -15,10 +15,10 @@ import msgspec
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.cluster_file import Cluster
+from trainctl.protocol.config.names import node_directory
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.messages import ACTIVE_RUN_STATES, RankStep, RunView, SnapshotRequest
-from trainctl.protocol.record.paths import node_directory
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import KeyFolder

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from trainctl.protocol.client import local_agents
-from trainctl.protocol.config.names import NAME_PATTERN
+from trainctl.protocol.config.names import NAME_PATTERN, state_root
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.messages import ACTIVE_RUN_STATES, EditRun, RunsRequest, RunSummary, verbs
-from trainctl.protocol.record.paths import RunPaths, state_root
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security import received_names
 from trainctl.tui.cli import agent_call, output, tables
 from trainctl.tui.cli.options import (

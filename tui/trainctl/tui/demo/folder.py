@@ -13,8 +13,8 @@ import platformdirs
 import tomli_w
 
 from trainctl.protocol.config import run_file
+from trainctl.protocol.config.names import agent_address, node_directory
 from trainctl.protocol.files.durable_files import write_file
-from trainctl.protocol.record.paths import agent_address, node_directory
 
 Objective = Literal["pretrain", "sft", "dpo", "qlora"]
 PREFIX = "demo-"

@@ -16,7 +16,6 @@ from trainctl.protocol.machine import facts
 from trainctl.protocol.machine.devices import read_devices
 from trainctl.protocol.machine.file_digests import data_digests, model_digests
 from trainctl.protocol.messages import Digests, DigestsRequest, Disk, DiskRequest, Facts, FactsRequest, SnapshotRequest
-from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
 from trainctl.tui.doctor.findings import Asset, Hashed, Look, Measured, Trouble
 
@@ -52,7 +51,7 @@ class Round:
 def here() -> Facts:
     """This machine, as far as it shows without an agent."""
     name = names.node_name()
-    return facts.gather(name, keys.default_folder(), paths.node_directory(name), devices=read_devices())
+    return facts.gather(name, keys.default_folder(), names.node_directory(name), devices=read_devices())
 
 
 async def look(name: str, address: str, here: Facts) -> Look:

@@ -12,9 +12,8 @@ from pathlib import Path
 import typer
 
 from trainctl.protocol.client import local_agents
-from trainctl.protocol.config.names import node_name
+from trainctl.protocol.config.names import node_directory, node_name
 from trainctl.protocol.errors import InvalidInputError, NotCachedError, RefusedError, installing
-from trainctl.protocol.record.paths import node_directory
 from trainctl.tui.commands import targets
 
 START_SECONDS = 30.0

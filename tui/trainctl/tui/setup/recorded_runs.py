@@ -7,9 +7,10 @@ from typing import Any
 
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.micro_batches import micro_of
+from trainctl.protocol.config.names import state_root
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record.paths import RunPaths, runs_directory, state_root
+from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import RecordReader
 
 _MOST_RUNS = 200

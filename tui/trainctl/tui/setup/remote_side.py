@@ -20,10 +20,9 @@ from typing import Any
 import psutil
 import tomli_w
 
-from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config import cluster_file, names
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.machine.speeds import exchange
-from trainctl.protocol.record import paths
 from trainctl.protocol.security import keys
 
 START_SECONDS, LEAVE_SECONDS = 30.0, 20.0
@@ -121,7 +120,7 @@ def _call(agent: Path, words: list[str]) -> tuple[int, dict[str, Any]]:
 
 def _start_detached(agent: Path, name: str, *, restart: bool) -> bool:
     """Start the agent in a session of its own, its output in a file; False if it runs already. Raises TrainctlError."""
-    folder = paths.node_directory(name)
+    folder = names.node_directory(name)
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / "detached.toml"
     process = running(note)
