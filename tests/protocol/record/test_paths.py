@@ -40,7 +40,7 @@ def test_the_runtime_folder_is_short_private_and_its_node_s_own(
 
 def test_the_sockets_folder_is_the_same_in_every_process_and_version(tmp_path: Path) -> None:
     """A trainer that outlives its agent, or an update, looks for the socket where it was."""
-    code = "import sys, pathlib; from trainctl.protocol.record import paths; "
+    code = "import sys, pathlib; from trainctl.protocol.config import names; "
     code += "print(names.runtime_directory(pathlib.Path(sys.argv[1])))"
     found = {
         subprocess.run(
