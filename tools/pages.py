@@ -1,9 +1,9 @@
 """`python -m tools.pages [--check]`: writes all that is generated in docs, or names what is out of date.
 
 That is docs/protocol.md, docs/protocol-agents.md and docs/protocol.schema.json from the message types, the schemas of
-the TOML files from the types of their tables, the tables of docs/keys.md from the key bindings, that of docs/from-other-trainers.md from the names that errors explain, those of
-docs/diagnosis.md from the rules of the diagnosis, docs/python-api.md from the clients, and the pictures from those that
-the tests of the screens compare.
+the TOML files from the types of their tables, the tables of docs/keys.md from the key bindings, that of
+docs/from-other-trainers.md from the names that errors explain, those of docs/diagnosis.md from the rules of the
+diagnosis, docs/python-api.md from the clients, and the pictures from those that the tests of the screens compare.
 """
 
 import argparse
