@@ -24,17 +24,17 @@ ALLOWED: Final[dict[tuple[str, str], int]] = {
     ("benchmarks", "alias"): 21,
     ("benchmarks", "docstring"): 39,
     ("benchmarks", "format"): 42,
-    ("node_agent", "alias"): 67,
-    ("node_agent", "docstring"): 248,
-    ("node_agent", "format"): 121,
-    ("node_agent", "parameters"): 13,
+    ("node_agent", "alias"): 66,
+    ("node_agent", "docstring"): 150,
+    ("node_agent", "format"): 12,
+    ("node_agent", "parameters"): 12,
     ("protocol", "docstring"): 15,
     ("protocol", "format"): 28,
     ("trainer", "alias"): 2,
     ("trainer", "docstring"): 20,
     ("trainer", "parameters"): 2,
     ("tui", "docstring"): 7,
-    ("tui", "parameters"): 8,
+    ("tui", "parameters"): 2,
 }
 """The most offences of a rule in a room. They only become fewer: lower a number when the tool says so."""
 
