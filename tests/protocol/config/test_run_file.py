@@ -133,7 +133,7 @@ def test_a_value_that_is_out_of_bounds_or_no_choice_is_named(path: Path, problem
         ("optimizer.warmup_steps", 100, "below run.steps = 100"),
         ("adapter.targets", "q_proj", 'must be "linear" or a list of layer names, such as ["q_proj", "v_proj"]'),
         ("objective.kind", "kto", "'kto' is not supported: it compares each answer with the mean KL over"),
-        ("objective.kind", "ppo", "'ppo' is not one of auto, pretrain, sft, dpo, orpo"),
+        ("objective.kind", "ppo", "'ppo' is not one of auto, pretrain, sft, dpo, orpo, simpo"),
         ("objective.kind", "sft", 'needs data.kind = "rows" or "samples"'),
         ("objective.loss", "aot", "'aot' is not supported: it sorts the log-ratios"),
         ("objective.label_smoothing", 0.5, " below 0.5"),

@@ -1,7 +1,7 @@
-"""Preference tuning draws TRL's curves: same weights, same pairs, in float32, for each loss of DPO and for ORPO.
+"""Preference tuning draws TRL's curves: same weights, same pairs, in float32, for each loss of DPO, ORPO and SimPO.
 
-`make test` has 15 steps of one loss beside TRL, `make test-all` also of ORPO, `make soak` 50 of each. ORPO's two terms
-keep a divisor each however the batch is cut.
+`make test` has 15 steps of one loss beside TRL, `make test-all` also of ORPO and SimPO, `make soak` 50 of each. ORPO's
+two terms keep a divisor each however the batch is cut.
 """
 
 from typing import Any
@@ -25,12 +25,16 @@ from tests.trainer.support.library_trainers import (
 )
 from tests.trainer.support.preferences import NAMES, PAIRS, run_settings
 
+from trainctl.protocol.config.objectives import ObjectiveTable
+from trainctl.trainer.objectives.losses import Simpo
+
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "sigmoid": {"kind": "dpo"},
     "ipo": {"kind": "dpo", "loss": "ipo"},
     "robust": {"kind": "dpo", "loss": "robust", "label_smoothing": 0.1},
     "hinge": {"kind": "dpo", "loss": "hinge"},
     "orpo": {"kind": "orpo", "beta": 0.5},
+    "simpo": {"kind": "simpo", "beta": 2.0, "gamma": 1.0},
 }
 ORPO_NAMES = ("nll_loss", "log_odds_ratio", "log_odds_chosen")
 ALL, SOAK = pytest.mark.tier("all"), pytest.mark.tier("soak")
@@ -51,6 +55,13 @@ def trained_by_trl(rig, loss, folder, steps):
         words.bos_token = None  # else theirs puts it before the prompts, which the tokenizer itself doesn't
         args = arguments(ORPOConfig, folder, steps, G, beta=0.5, **common)
         return trained(ORPOTrainer, rows, model=model, processing_class=words, args=args)
+    if loss == "simpo":
+        from trl.experimental.cpo import CPOConfig, CPOTrainer
+
+        words.bos_token = None
+        own = {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": 1.0, "beta": 2.0}
+        args = arguments(CPOConfig, folder, steps, G, **own, **common)
+        return trained(CPOTrainer, rows, model=model, processing_class=words, args=args)
     smoothing = 0.1 if loss == "robust" else 0.0
     args = arguments(trl.DPOConfig, folder, steps, loss_type=[loss], beta=0.1, label_smoothing=smoothing, **common)
     return trained(trl.DPOTrainer, rows, model=model, processing_class=words, args=args)
@@ -61,6 +72,7 @@ def trained_by_trl(rig, loss, folder, steps):
     [
         ("sigmoid", LORA, FEW_STEPS),
         pytest.param("orpo", LORA, FEW_STEPS, marks=ALL),
+        pytest.param("simpo", LORA, FEW_STEPS, marks=ALL),
         *(pytest.param(loss, LORA, STEPS, marks=SOAK) for loss in OBJECTIVES),
         pytest.param("orpo", FULL, STEPS, marks=SOAK),
     ],
@@ -94,13 +106,41 @@ def test_no_cut_of_the_batch_changes_the_loss(tune, loss, adapter, sizes, steps)
 
 @pytest.mark.parametrize(
     ("loss", "steps"),
-    [("sigmoid", 2), ("orpo", 2), *(pytest.param(loss, 6, marks=ALL) for loss in OBJECTIVES)],
+    [("sigmoid", 2), ("orpo", 2), ("simpo", 2), *(pytest.param(loss, 6, marks=ALL) for loss in OBJECTIVES)],
 )
 def test_mlx_follows_torch(tune, loss, steps):
     one, other = (reports(tune(backend, OBJECTIVES[loss]), steps) for backend in ("torch", "mlx"))
     assert worst(losses(other), losses(one)) < 5e-6
     for name in names_of(loss):
         assert np.allclose([r.values[name] for r in other], [r.values[name] for r in one], rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_simpo_is_its_paper_s_formula(tune, backend):
+    rig = tune(backend, OBJECTIVES["simpo"])
+    batch = rig.dataset.batch(np.arange(3))
+    rewards = 2.0 * rig.backend.token_log_probabilities(batch).sum(-1) / batch.counted.sum(-1)
+    losses = np.log1p(np.exp(-(rewards[0::2] - rewards[1::2] - 1.0)))
+    evaluated = rig.backend.evaluate(batch)
+    assert evaluated.losses["pairs"] == pytest.approx(losses.sum(), rel=1e-5)
+    assert evaluated.metrics["rewards/margins"] == pytest.approx((rewards[0::2] - rewards[1::2]).sum(), rel=1e-3)
+
+
+def test_simpo_of_answers_of_unlike_lengths_worked_out_by_hand():
+    """-2 nats over 2 tokens and -8 over 4: 2 (-1) - 2 (-2) - 1 = 1, and log(1 + e^-1) = 0.31326."""
+    import torch
+
+    from trainctl.trainer.backends.torch_passes import TorchOutputs
+
+    class Answers(TorchOutputs):
+        counted = torch.tensor([[1.0, 1, 0, 0], [1, 1, 1, 1]])
+
+        def token_losses(self):
+            return torch.tensor([[0.5, 1.5, 0, 0], [1, 3, 2, 2]])
+
+    sums = Simpo(ObjectiveTable(kind="simpo", beta=2.0, gamma=1.0)).sums(Answers(None, None))
+    assert float(sums.losses["pairs"]) == pytest.approx(0.3132617, rel=1e-6)
+    assert [float(sums.metrics[name]) for name in NAMES] == [-2.0, -4.0, 1.0, 2.0, -1.0, -2.0]
 
 
 def test_dropout_is_that_of_the_pair_s_place(tune):

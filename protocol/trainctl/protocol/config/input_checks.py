@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from trainctl.protocol.config.objectives import OBJECTIVES
 from trainctl.protocol.errors import InvalidInputError
 
 ROW_FIELDS = ("messages", "prompt", "completion", "text")
@@ -18,9 +19,8 @@ APART_FIELDS = ("prompt", "completion")
 APART_KINDS = '"prompt" and "completion"'
 PAIR_FIELDS = ("chosen", "rejected")
 PAIR_KINDS = '"prompt", "chosen" and "rejected"'
-PAIR_ALONE = (
-    'has a chosen and a rejected answer, but no completion: train on pairs with objective.kind = "dpo" or "orpo"'
-)
+_OF_PAIRS = " or ".join(f'"{name}"' for name, row in OBJECTIVES.items() if row.has_pairs)
+PAIR_ALONE = f"has a chosen and a rejected answer, but no completion: train on pairs with objective.kind = {_OF_PAIRS}"
 """The problem with a row that `is_pair` where a row with one answer is needed."""
 _SAMPLE_LINES = 8
 _SAMPLE_BYTES = 16_777_216

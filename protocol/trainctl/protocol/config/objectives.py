@@ -1,6 +1,7 @@
 """The objectives that a run is trained for, the units and metrics that follow from it, and what a run file may set: one
 table."""
 
+from dataclasses import dataclass
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
@@ -8,7 +9,7 @@ from msgspec import Meta
 
 from trainctl.protocol.config.validation_errors import REFUSED
 
-ObjectiveName = Literal["pretrain", "sft", "dpo", "orpo", "seq2seq"]
+ObjectiveName = Literal["pretrain", "sft", "dpo", "orpo", "simpo", "seq2seq"]
 PreferenceLoss = Literal["sigmoid", "ipo", "robust", "hinge"]
 Reference = Literal["auto", "adapter-off", "cached"]
 
@@ -18,9 +19,9 @@ _SORTS: Final = (
 _REFUSED_LOSSES: Final = {"aot": _SORTS, "aot_unpaired": _SORTS, "aot_pair": _SORTS}
 _REFUSED_OBJECTIVES: Final = {
     "kto": "it compares each answer with the mean KL over its micro-batch, so the loss would change with the"
-    ' micro-batch and the shares; use "dpo" or "orpo"',
+    ' micro-batch and the shares; use "dpo", "orpo" or "simpo"',
     "bco": "it compares each answer with a running mean over the micro-batches, so the loss would change with the"
-    ' micro-batch and the shares; use "dpo" or "orpo"',
+    ' micro-batch and the shares; use "dpo", "orpo" or "simpo"',
 }
 """By TRL's names. Only a loss that is a sum over single samples is the same however the batch is cut."""
 
@@ -45,11 +46,23 @@ class ObjectiveMetric(NamedTuple):
         return f"per {self.weight.replace('_', ' ').removesuffix('s')}"
 
 
+@dataclass(frozen=True)
+class UsualRange:
+    """The usual values of a setting, wide enough for all sizes of models."""
+
+    low: float
+    high: float
+    where: str
+    source: str
+    first: float = 0.0  # value that `init` writes
+
+
 class Objective(NamedTuple):
     """A training objective: its loss, and what that is divided by."""
 
     weights: tuple[str, ...]  # each divides a term of the loss; metrics and rates are per unit of the first
     loss_unit: str
+    rates: tuple[UsualRange, UsualRange]  # peak learning rates of AdamW for all weights, and for adapters
     needs_mask: bool = False  # whether only data of rows or samples say which targets count
     metrics: tuple[ObjectiveMetric, ...] = ()
     sequences: int = 1  # of a sample: 2 for a pair of a chosen and a rejected answer, or a prompt and its completion
@@ -83,7 +96,7 @@ _REWARDS: Final = (
         "pairs",
         "chosen reward",
         "Reward of chosen answers. dpo: beta times the log-ratio to the"
-        " reference. orpo: beta times the log-probability per token.",
+        " reference. orpo and simpo: beta times the log-probability per token.",
     ),
     ObjectiveMetric("rewards/rejected", "pairs", "rejected reward", "As rewards/chosen, of rejected answers."),
     ObjectiveMetric(
@@ -94,7 +107,7 @@ _REWARDS: Final = (
         "logps/chosen",
         "pairs",
         "chosen log-prob",
-        "Log-probability of chosen answers in nats. dpo: of the whole answer. orpo: per token.",
+        "Log-probability of chosen answers in nats. dpo: of the whole answer. orpo and simpo: per token.",
     ),
     ObjectiveMetric("logps/rejected", "pairs", "rejected log-prob", "As logps/chosen, of rejected answers."),
 )
@@ -132,12 +145,40 @@ _KL: Final = ObjectiveMetric(
 )
 """By TRL's names, but for `logratio` and `kl`."""
 
+_HANDBOOK: Final = "alignment-handbook 2023, recipes of zephyr"
+_ADAPTER_RATES: Final = UsualRange(1e-6, 1e-2, "AdamW for adapters", f"{_HANDBOOK}: 2e-4", 2e-4)
+_TEXT_RATES: Final = (
+    UsualRange(1e-6, 1e-2, "AdamW for all weights on text", "Brown et al. 2020: 6e-5 to 6e-4", 3e-4),
+    _ADAPTER_RATES,
+)
+_ANSWER_RATES: Final = (
+    UsualRange(1e-7, 1e-3, "AdamW for all weights on answers", f"{_HANDBOOK}: 2e-5", 2e-5),
+    _ADAPTER_RATES,
+)
+_DPO_RATES: Final = (
+    UsualRange(1e-8, 1e-5, "dpo of all weights", f"{_HANDBOOK}: 5e-7", 5e-7),
+    UsualRange(1e-7, 1e-3, "dpo of adapters", f"{_HANDBOOK}: 5e-6", 5e-6),
+)
+_ORPO_RATES: Final = (
+    UsualRange(1e-7, 1e-4, "orpo of all weights", f"{_HANDBOOK}: 5e-6", 5e-6),
+    UsualRange(1e-6, 1e-3, "orpo of adapters", f"{_HANDBOOK}: 5e-6 for all weights", 5e-5),
+)
+_SIMPO_RATES: Final = (
+    UsualRange(1e-8, 1e-5, "simpo of all weights", "Meng et al. 2024: 3e-7 to 1e-6", 5e-7),
+    UsualRange(1e-7, 1e-3, "simpo of adapters", "Meng et al. 2024: 3e-7 to 1e-6 for all weights", 5e-6),
+)
+_SEQ2SEQ_RATES: Final = (
+    UsualRange(1e-6, 1e-2, "AdamW for an encoder-decoder model", "transformers' page on T5: 1e-4 to 3e-4", 2e-5),
+    _ADAPTER_RATES,
+)
+
 OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
-    "pretrain": Objective(("tokens",), "nats per token"),  # every target counts
-    "sft": Objective(("tokens",), "nats per token", needs_mask=True),  # those count that the samples' masks say
+    "pretrain": Objective(("tokens",), "nats per token", _TEXT_RATES),  # every target counts
+    "sft": Objective(("tokens",), "nats per token", _ANSWER_RATES, needs_mask=True),  # by the samples' masks
     "dpo": Objective(
         ("pairs",),
         "per pair",
+        _DPO_RATES,
         needs_mask=True,
         metrics=(*_REWARDS, _LOGRATIO),
         sequences=2,
@@ -147,13 +188,26 @@ OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
     "orpo": Objective(
         ("pairs", "tokens"),
         "nats per token + per pair",
+        _ORPO_RATES,
         needs_mask=True,
         metrics=(*_REWARDS, *_ODDS),
         sequences=2,
         settings=("beta",),
         held_out=_VOCABULARY,
     ),
-    "seq2seq": Objective(("tokens",), "nats per token", needs_mask=True, sequences=2, encodes_prompts=True),
+    "simpo": Objective(
+        ("pairs",),
+        "per pair",
+        _SIMPO_RATES,
+        needs_mask=True,
+        metrics=_REWARDS,
+        sequences=2,
+        settings=("beta", "gamma"),
+        held_out=_VOCABULARY,
+    ),
+    "seq2seq": Objective(
+        ("tokens",), "nats per token", _SEQ2SEQ_RATES, needs_mask=True, sequences=2, encodes_prompts=True
+    ),
 }
 
 
@@ -165,6 +219,7 @@ class ObjectiveTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     )
     loss: Annotated[PreferenceLoss, Meta(extra={REFUSED: _REFUSED_LOSSES})] = "sigmoid"  # of dpo
     beta: Annotated[float, Meta(gt=0, le=100)] = 0.1  # of dpo: higher stays closer to the reference; of orpo: lambda
+    gamma: Annotated[float, Meta(ge=0, le=100)] = 0.5  # of simpo: the chosen answer's lead
     label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = (
         0.0  # of loss = "robust": fraction of pairs labelled wrongly
     )

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from trainctl.protocol.config.data_files import named_splits
-from trainctl.protocol.config.objectives import objective_name
+from trainctl.protocol.config.objectives import OBJECTIVES, UsualRange, objective_name
 from trainctl.protocol.config.run_tables import ComputeDtype, RunFile
 
 MIN_BATCHES: Final = 8
@@ -39,32 +39,8 @@ class Unusual(msgspec.Struct, frozen=True):
     change: str  # KEY=VALUE that brings it into the range
 
 
-@dataclass(frozen=True)
-class UsualRange:
-    """The usual values of a setting, wide enough for all sizes of models."""
-
-    low: float
-    high: float
-    where: str
-    source: str
-    first: float = 0.0  # value that `init` writes
-
-
-_GPT3 = "Brown et al. 2020: 6e-5 to 6e-4"
-_HANDBOOK = "alignment-handbook 2023, recipes of zephyr"
-LEARNING_RATES: Final[dict[tuple[str, bool], UsualRange]] = {
-    ("pretrain", False): UsualRange(1e-6, 1e-2, "AdamW for all weights on text", _GPT3, 3e-4),
-    ("sft", False): UsualRange(1e-7, 1e-3, "AdamW for all weights on answers", f"{_HANDBOOK}: 2e-5", 2e-5),
-    ("dpo", False): UsualRange(1e-8, 1e-5, "dpo of all weights", f"{_HANDBOOK}: 5e-7", 5e-7),
-    ("orpo", False): UsualRange(1e-7, 1e-4, "orpo of all weights", f"{_HANDBOOK}: 5e-6", 5e-6),
-    ("seq2seq", False): UsualRange(
-        1e-6, 1e-2, "AdamW for an encoder-decoder model", "transformers' page on T5: 1e-4 to 3e-4", 2e-5
-    ),
-    ("pretrain", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", f"{_HANDBOOK}: 2e-4", 2e-4),
-    ("sft", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", f"{_HANDBOOK}: 2e-4", 2e-4),
-    ("dpo", True): UsualRange(1e-7, 1e-3, "dpo of adapters", f"{_HANDBOOK}: 5e-6", 5e-6),
-    ("orpo", True): UsualRange(1e-6, 1e-3, "orpo of adapters", f"{_HANDBOOK}: 5e-6 for all weights", 5e-5),
-    ("seq2seq", True): UsualRange(1e-6, 1e-2, "AdamW for adapters", f"{_HANDBOOK}: 2e-4", 2e-4),
+LEARNING_RATES: Final = {
+    (name, has_adapter): row.rates[has_adapter] for name, row in OBJECTIVES.items() for has_adapter in (False, True)
 }
 """Usual peak rates of AdamW by objective, and by whether adapters are trained. The ranges are wider than what their
 sources used."""

@@ -283,13 +283,13 @@ def _facts(config: RunFile, loop: LoopState, history: History, base_format: str)
     elif objective.encodes_prompts:
         each = " for the prompt, and for the completion"
     table, has_adapter = config.objective, config.adapter.kind != "full"
-    values = {  # of the settings that act
-        "loss": table.loss,
-        "beta": f"{table.beta:g}",
-        "label_smoothing": f"{table.label_smoothing:g}" if table.loss == "robust" else "",
-        "reference": "cached" if caches_reference(table, has_adapter=has_adapter) else "adapter-off",
-    }
-    settings = [f"{name.replace('_', ' ')} {values[name]}" for name in objective.settings if values[name]]
+    reference = "cached" if caches_reference(table, has_adapter=has_adapter) else "adapter-off"
+    acting = [name for name in objective.settings if name != "label_smoothing" or table.loss == "robust"]
+    values = {name: reference if name == "reference" else getattr(table, name) for name in acting}
+    settings = [
+        f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else value}"
+        for name, value in values.items()
+    ]
     tokens = f"of up to {config.data.sequence_length:,} tokens{each}"
     return [
         ("base", base_name(Path(model.path))),

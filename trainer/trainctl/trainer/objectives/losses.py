@@ -1,4 +1,4 @@
-"""The objectives of a run: the next token; DPO and ORPO over preferences, their rewards, and what evaluations measure.
+"""The objectives of a run: the next token; DPO, ORPO and SimPO over preferences, and what evaluations measure.
 
 Both answers of a pair are rows of one batch: row 2k is the chosen answer of pair k, row 2k + 1 the rejected one.
 """
@@ -19,6 +19,8 @@ def objective_for(config: RunFile) -> Objective:
             return Dpo(config.objective)
         case "orpo":
             return Orpo(config.objective)
+        case "simpo":
+            return Simpo(config.objective)
         case name:
             return NextToken(name)
 
@@ -38,6 +40,9 @@ class _Preference(Objective):
     def __init__(self, name: ObjectiveName, table: ObjectiveTable) -> None:
         super().__init__(name)
         self._table = table
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"pairs": float(len(batch))}
 
     def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
         return vocabulary_sums(outputs, self.row.held_out)
@@ -60,9 +65,6 @@ class Dpo(_Preference):
 
     def __init__(self, table: ObjectiveTable) -> None:
         super().__init__("dpo", table)
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        return {"pairs": float(len(batch))}
 
     def sums(self, outputs: Outputs) -> Sums:
         reference = outputs.reference_losses()  # first: what it takes is free again before the graph is held
@@ -112,7 +114,7 @@ class Orpo(_Preference):
         super().__init__("orpo", table)
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        return {"pairs": float(len(batch)), "tokens": float(chosen(batch.lengths).sum())}
+        return {**super().weights(batch), "tokens": float(chosen(batch.lengths).sum())}
 
     def sums(self, outputs: Outputs) -> Sums:
         every, beta = outputs.every_loss(), self._table.beta
@@ -130,6 +132,32 @@ class Orpo(_Preference):
             "log_odds_chosen": gap.sum(),
         }
         return Sums({"pairs": -beta * ratios.sum(), "tokens": likelihood}, metrics, beta * per_token)
+
+
+class Simpo(_Preference):
+    """Simple preference optimization (Meng, Xia and Chen 2024): the reward of an answer is its log-probability per
+    token times beta, and that of the chosen one shall be higher by gamma. It needs no reference model.
+
+    With c and d the log-probabilities per token of the chosen and the rejected answer, a pair's loss is
+
+        -log sigmoid(beta (c - d) - gamma)
+
+    A pair's weight is 1.
+    """
+
+    def __init__(self, table: ObjectiveTable) -> None:
+        super().__init__("simpo", table)
+
+    def sums(self, outputs: Outputs) -> Sums:
+        per_token = -outputs.token_losses().sum(-1) / outputs.counted.sum(-1)
+        rewards = self._table.beta * per_token
+        metrics = {
+            **reward_sums(rewards),
+            "logps/chosen": chosen(per_token).sum(),
+            "logps/rejected": rejected(per_token).sum(),
+        }
+        losses = -outputs.log_sigmoid(chosen(rewards) - rejected(rewards) - self._table.gamma)
+        return Sums({"pairs": losses.sum()}, metrics, rewards)
 
 
 def chosen(rows: Any) -> Any:
