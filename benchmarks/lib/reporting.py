@@ -19,8 +19,8 @@ from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer import loop
-from trainctl.trainer.backends.backend import Backend, CompileMeter, Totals, TrainingRecipe
-from trainctl.trainer.backends.memory import HostMemory, Memory
+from trainctl.trainer.backends.backend import Backend, CompileMeter, Device, Totals, TrainingRecipe
+from trainctl.trainer.backends.memory import HostMemory, Memory, MemoryByPart
 from trainctl.trainer.calibration.sweep import STEPS
 from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.control.thread import Control
@@ -57,16 +57,34 @@ class TimedProgress(Progress):
         self.spent_seconds += time.perf_counter() - self._committed_at
 
 
+class TimedMemory(HostMemory):
+    """Counts as spent the time to begin a new peak."""
+
+    def __init__(self, progress: TimedProgress) -> None:
+        super().__init__(None)
+        self._progress = progress
+
+    def reset(self) -> None:
+        begun = time.perf_counter()
+        super().reset()
+        self._progress.spent_seconds += time.perf_counter() - begun
+
+
+class NoParts(MemoryByPart):
+    def values(self, memory: Memory) -> dict[str, float]:
+        return {}
+
+
 class Work:
     """A backend whose arithmetic is one matrix product; what it says of memory is true."""
 
     recipe = TrainingRecipe(NextToken("pretrain"), None)
     compile_meter = CompileMeter()
-    held = None
+    held = NoParts(0, 0, 0)
 
     def __init__(self, side: int, progress: TimedProgress) -> None:
         self._matrix = np.ones((side, side), np.float32)
-        self._memory, self._progress = HostMemory(None), progress
+        self.device = Device("cpu", TimedMemory(progress))
 
     def loss_and_gradient(
         self, batch: Batch, scales: Sequence[float], *, commit: Context, phase: Callable[[str], Context]
@@ -78,23 +96,13 @@ class Work:
 
     def clear(self) -> None: ...
 
-    def mark(self) -> None: ...
-
     def totals(self, *, with_norm: bool = False) -> Totals:
         return Totals(self.recipe.objective.named([100.0]), 1.0)
 
-    def gradient_norm(self, found: float | None) -> float:
-        return found or 1.0
+    def gradient_norm(self) -> float:
+        return 1.0
 
     def update(self, learning_rate: float, factor: float) -> None: ...
-
-    def reset_peak(self) -> None:
-        begun = time.perf_counter()
-        self._memory.reset()
-        self._progress.spent_seconds += time.perf_counter() - begun
-
-    def memory(self) -> Memory:
-        return self._memory.read()
 
 
 class Samples:

@@ -9,6 +9,7 @@ import pytest
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, TrainctlError
+from trainctl.trainer.backends.backend import Device
 from trainctl.trainer.collective.group import Solo
 from trainctl.trainer.common.errors import AbandonedError, DeviceMemoryError, OutdatedError
 from trainctl.trainer.loop import train
@@ -105,23 +106,26 @@ def test_clearing_caches_between_steps_changes_no_bit(new_rig, same_bits, backen
     assert same_bits(rig.backend.export_state().weights, straight.backend.export_state().weights)
 
 
-class Hoarding(Eventful):
+class Hoarding(Device):
     """A device whose allocator has kept 5 MB and gives back 3 of them."""
 
-    def __init__(self, inner):
-        super().__init__(inner, lambda batch, before: None)
-        self._kept_bytes = 5_000_000
+    def __init__(self, memory):
+        super().__init__("hoarding", self)
+        self._own, self._kept_bytes = memory, 5_000_000
 
-    def memory(self):
-        return replace(self._inner.memory(), cache_bytes=self._kept_bytes)
+    def reset(self):
+        self._own.reset()
 
-    def discard(self):
-        self._inner.discard()
+    def read(self):
+        return replace(self._own.read(), cache_bytes=self._kept_bytes)
+
+    def free_cache(self):
         self._kept_bytes = 2_000_000
 
 
 def test_what_clearing_caches_freed_is_reported(new_rig):
-    rig = new_rig("mlx", wrap=Hoarding)
+    rig = new_rig("mlx")
+    rig.backend.device = Hoarding(rig.backend.device.memory)
     freed = [side_plans.defragment(rig.rank, rig.plan(1, 3, kind="defragment"), 0.0).values[m.FREED] for _ in range(2)]
     assert freed == [3_000_000.0, 0.0]
 
@@ -299,7 +303,6 @@ class Cramped(Eventful):
         is_cramped = len(batch) > self.room
         super().loss_and_gradient(batch, scales, **(how | {"commit": None} if is_cramped else how))
         if is_cramped:
-            self._inner.discard()
             raise DeviceMemoryError("no room")
 
 
@@ -391,12 +394,12 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python):
         work(1)
         data = next(line for line in open("/proc/self/status") if line.startswith("VmData"))
         limit_process(int(data.split()[1]) * 1024 + 60_000_000)
-        before = backend.copy_of("accumulators")
+        before = backend.copy_out("accumulators")
         try:
             work(64)
         except DeviceMemoryError as error:
             print("refused", error)
-        assert all((before[name] == found).all() for name, found in backend.copy_of("accumulators").items())
+        assert all((before[name] == found).all() for name, found in backend.copy_out("accumulators").items())
         work(2)
         print("fitted")
     """)
@@ -451,7 +454,7 @@ def test_evaluation_leaves_a_half_done_batch_alone(new_rig):
     rig, _ = fenced_rig(new_rig, {2: SECOND}, "mlx")
     with pytest.raises(AbandonedError):
         rig.train(1, 3)
-    held = rig.backend.copy_of("accumulators")
+    held = rig.backend.copy_out("accumulators")
     rig.form(SECOND)
     work = (m.RankWork(0, (m.Range(0, rig.dataset.held_out),), 5),)
     plan = rig.plan(0, 3, kind="evaluate", cursor=0, generation=SECOND, work=work)
@@ -459,5 +462,5 @@ def test_evaluation_leaves_a_half_done_batch_alone(new_rig):
     assert report.own_samples == rig.dataset.held_out
     assert report.weight == rig.dataset.held_out * 20
     assert 4 < report.loss_sum / report.weight < 7
-    assert all((held[name] == found).all() for name, found in rig.backend.copy_of("accumulators").items())
+    assert all((held[name] == found).all() for name, found in rig.backend.copy_out("accumulators").items())
     assert fence(rig.progress, THIRD).held == (m.Range(0, 6),)

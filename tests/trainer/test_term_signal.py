@@ -98,4 +98,4 @@ def test_a_term_signal_to_a_rank_that_trains_alone_costs_at_most_the_step_in_fli
     rig, state = new_rig("mlx"), files.read(lives.folder).state
     straight = {step: rig.train(step, 5, learning_rate=1e-3).loss_sum for step in range(1, lives.saved + 1)}
     assert lives.losses.items() <= straight.items()
-    assert same_bits(rig.backend.copy_of("weights"), state.weights)
+    assert same_bits(rig.backend.copy_out("weights"), state.weights)

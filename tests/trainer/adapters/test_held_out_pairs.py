@@ -116,7 +116,7 @@ def test_it_says_what_trl_does(tune, tmp_path):
     import trl
 
     rig = trained(tune, "torch", DPO)
-    now = rig.backend.copy_of("weights")
+    now = rig.backend.copy_out("weights")
     model = library_model(tune("torch", DPO), task_type="CAUSAL_LM")
     held_out = datasets.Dataset.from_list([PAIRS[index] for index in rig.dataset._held_out])
     options = {"per_device_eval_batch_size": 64, "max_length": 257, "beta": 0.1, "gradient_checkpointing": False}

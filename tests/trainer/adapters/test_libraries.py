@@ -94,7 +94,7 @@ def test_lora_is_mlx_lm_s(start, tmp_path):
         name: own.replace(".lora_A.weight", ".lora_a").replace(".lora_B.weight", ".lora_b")
         for name, own in names.items()
     }
-    first = rig.backend.copy_of("weights")
+    first = rig.backend.copy_out("weights")
     model.load_weights([(names[name], mx.array(array.T)) for name, array in first.items()], strict=False)
 
     def in_order(**options):

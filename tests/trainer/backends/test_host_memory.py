@@ -35,7 +35,7 @@ def read_again(memory):
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_on_a_cpu_either_backend_tells_what_the_process_holds(new_rig, backend):
-    memory = new_rig(backend).backend.memory()
+    memory = new_rig(backend).backend.device.memory.read()
     assert memory.used_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.3)
     assert memory.peak_bytes >= memory.used_bytes
 
@@ -53,12 +53,12 @@ def test_the_peak_of_a_step_falls_with_its_micro_batch_and_holds_what_the_update
     assert small.values["memory_bytes"] <= small.values["memory_peak_bytes"] < large.values["memory_peak_bytes"] - MUCH
 
 
-def test_the_allocator_of_mlx_which_a_gpu_is_asked_for_gives_each_step_s_own_peak(new_rig, monkeypatch):
-    from trainctl.trainer.backends.mlx_backend import MlxBackend
+def test_the_allocator_of_mlx_which_a_gpu_is_asked_for_gives_each_step_s_own_peak(new_rig):
+    from trainctl.trainer.backends.mlx_backend import MlxMemory
 
-    monkeypatch.setattr(MlxBackend, "device", "gpu")  # a CPU's allocator counts as well
     gc.collect()  # other tests' models are in the same process
     rig = new_rig("mlx")
+    rig.backend.device.memory = MlxMemory(None)  # a CPU's allocator counts as well
     first, large, small = rig.train(1, 2), rig.train(2, 12), rig.train(3, 2)
     assert large.values["memory_peak_bytes"] > large.values["memory_bytes"] > 0
     assert small.values["memory_peak_bytes"] == pytest.approx(first.values["memory_peak_bytes"], rel=0.2)

@@ -4,11 +4,12 @@ import dataclasses
 import gc
 import importlib
 import itertools
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.support.passes import blocks, furthest, loss_and_gradient
+from tests.trainer.support.passes import accumulate, blocks, furthest, loss_and_gradient
 
 from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.protocol.errors import InvalidInputError
@@ -127,6 +128,24 @@ def test_a_chunked_loss_saves_memory(load_backend, tmp_path, backend):
         chunked(load_backend, backend, 1 << 18, **wide),
     )
     assert peak_bytes(saving, batch(256, 2)) < 0.7 * peak_bytes(plain, batch(256, 2))
+
+
+def test_a_step_of_all_weights_on_mlx_holds_one_gradient_and_lets_go_of_it(load_backend, tmp_path):
+    import mlx.core as mx
+
+    config = demo_assets.llama_config(hidden=192, layers=4, heads=4, intermediate=768)
+    demo_assets.make_model(tmp_path / "large", config)
+    gc.collect()
+    before = mx.get_active_memory()
+    backend = load_backend("mlx", model__path=str(tmp_path / "large"))
+    values = sum(math.prod(shape) for shape in backend.shapes.values())
+    for _ in range(2):
+        mx.reset_peak_memory()
+        accumulate(backend, batch(2, 1))
+        backend.gradient_norm()
+        backend.update(1e-3, 1.0)
+    assert mx.get_peak_memory() - before <= 1.1 * 16 * values, "weights, two moments and a gradient"
+    assert mx.get_active_memory() - before <= 1.01 * 12 * values
 
 
 def test_auto_chunks_when_logits_would_take_over_a_tenth_of_the_free_memory():

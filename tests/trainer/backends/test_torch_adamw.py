@@ -34,7 +34,7 @@ def train(backend, first, updates=UPDATES):
     found = []
     for step in range(first, first + updates):
         accumulate(backend, blocks(seed=step), scale=1 / 60)
-        found.append(backend.copy_of("accumulators"))
+        found.append(backend.copy_out("accumulators"))
         backend.update(RATE, 1.0)
     return found
 
@@ -50,7 +50,7 @@ def in_pieces(monkeypatch):
 def test_updates_are_bitsandbytes_own(opened, kind):
     ours = opened(kind)
     assert len(ours._optimizer._pieces) > len(ours.shapes)
-    start = {name: torch.nn.Parameter(torch.from_numpy(array)) for name, array in ours.copy_of("weights").items()}
+    start = {name: torch.nn.Parameter(torch.from_numpy(array)) for name, array in ours.copy_out("weights").items()}
     groups = [
         {"params": [p for p in start.values() if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in start.values() if p.ndim < 2], "weight_decay": 0.0},
@@ -61,7 +61,7 @@ def test_updates_are_bitsandbytes_own(opened, kind):
         for name, parameter in start.items():
             parameter.grad = torch.from_numpy(gradients[name])
         theirs.step()
-    for name, array in ours.copy_of("weights").items():
+    for name, array in ours.copy_out("weights").items():
         np.testing.assert_array_equal(array, start[name].detach().numpy(), name)
     stored = [state["state1"].dtype for state in theirs.state.values()]
     assert (torch.uint8 in stored) == (bits == 8)
@@ -73,7 +73,7 @@ def test_moments_of_float32_are_rounded_no_worse_than_by_bitsandbytes(opened):
     after.import_state(before.export_state())
     for slot, signed in zip(ADAMW_SLOTS, (True, False), strict=True):
         numbers = bitsandbytes.functional.create_dynamic_map(signed=signed)
-        expected, found = before.copy_of(slot), after.copy_of(slot)
+        expected, found = before.copy_out(slot), after.copy_out(slot)
         for name, array in expected.items():
             if array.size < 4096:
                 np.testing.assert_array_equal(found[name], array)

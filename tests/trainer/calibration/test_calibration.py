@@ -170,11 +170,11 @@ def test_a_sweep_leaves_the_weights(folder, tmp_path):
     runner = StepRunner(config, "a", backend, data, tmp_path)
     try:
         runner.step(1, 2)
-        weights = backend.copy_of("weights")
+        weights = backend.copy_out("weights")
         sweep = Sweep(runner, lambda _: None)
         sweep.measure_passes(2)
         assert {known.micro for known in sweep.passes} == {1, 2}
-        after = backend.copy_of("weights")
+        after = backend.copy_out("weights")
         assert all((after[name] == array).all() for name, array in weights.items())
     finally:
         runner.close()

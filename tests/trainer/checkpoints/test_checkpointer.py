@@ -9,7 +9,8 @@ from tests.trainer.support.written_checkpoints import loop_of
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.copy_mark import clear_pending, pending_ranks
-from trainctl.trainer.backends.backend import State
+from trainctl.trainer.backends.backend import Device, State
+from trainctl.trainer.backends.memory import HostMemory
 from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
 from trainctl.trainer.checkpoints.saver import Copied, HostCopy
 
@@ -20,24 +21,28 @@ PLAN = m.StepPlan(
 )  # fmt: skip
 
 
+class CountedFrees(Device):
+    def __init__(self):
+        super().__init__("full", HostMemory(None))
+        self.frees = 0
+
+    def free_cache(self):
+        self.frees += 1
+
+
 class FullDevice:
     """A backend whose first copy of a moment finds no memory."""
 
     slots, shapes, updates = ("exp_avg",), {"w": (4,)}, 4
 
     def __init__(self):
-        self.errors, self.discards = [RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")], 0
-
-    def host_arrays(self):
-        return {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}
+        self.errors, self.device = [RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")], CountedFrees()
 
     def copy_out(self, slot, arrays):
         if slot == "exp_avg" and self.errors:
             raise self.errors.pop()
         arrays["w"][...] = 3.0
-
-    def unchanging_arrays(self, slot):
-        return None
+        return arrays
 
     def export_state(self, copy):
         slots = {slot: copy(slot) for slot in self.slots}
@@ -46,16 +51,13 @@ class FullDevice:
     def is_out_of_memory(self, error):
         return "out of memory" in str(error)
 
-    def discard(self):
-        self.discards += 1
-
 
 def test_a_device_without_room_costs_one_copy_of_the_state_and_no_rank():
     backend: Any = FullDevice()
     copy = HostCopy(backend)
     with pytest.raises(CHECKPOINT_FAILURES, match="out of memory for the copy of the state: CUDA out of memory"):
         copy.take()
-    assert backend.discards == 1
+    assert backend.device.frees == 1
     assert copy.take().slots["exp_avg"]["w"].tolist() == [3.0] * 4
     backend.errors = [RuntimeError("an illegal memory access was encountered")]
     with pytest.raises(RuntimeError, match="illegal"):

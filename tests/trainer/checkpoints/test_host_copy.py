@@ -29,4 +29,4 @@ def test_a_copy_on_mlx_is_the_arrays_themselves_and_later_updates_leave_it_as_it
     go_on(backend, 1, 3)
     for name, array in before.items():
         np.testing.assert_array_equal(state.weights[name], array)
-        assert np.any(backend.copy_of("weights")[name] != array), name
+        assert np.any(backend.copy_out("weights")[name] != array), name

@@ -26,7 +26,7 @@ class Watched(ReducerGroup):
     held: dict[str, Any] | None = None
 
     def all_reduce(self, backend, tail):
-        self.held = backend.copy_of("accumulators")
+        self.held = backend.copy_out("accumulators")
         return super().all_reduce(backend, tail)
 
 
@@ -65,7 +65,7 @@ def test_a_reducer_that_dies_or_hangs_costs_nothing(new_ranks, curve, same_bits,
     errors = [future.exception(DEADLINE_SECONDS) for future in futures]
     assert all(isinstance(error, AbandonedError | GroupError) for error in errors), errors
     for rank in ranks.ranks:
-        now = rank.call(lambda own=rank.rig.backend: own.copy_of("accumulators"))
+        now = rank.call(lambda own=rank.rig.backend: own.copy_out("accumulators"))
         assert same_bits(rank.group.held, now), "what the sum left"
     assert [(answer.last_step, answer.held_from) for answer in answers] == [(1, plan.generation)] * 3
     assert [answer.held for answer in answers] == [work.ranges for work in plan.work]

@@ -43,11 +43,11 @@ def test_sampling_changes_no_bit_of_the_state_nor_of_the_steps_after_it(backend,
     rig, other = new_rig(backend), new_rig(backend)
     for step in (1, 2):
         rig.train(step, 4), other.train(step, 4)
-    before, sums = state_bytes(rig.backend.export_state()), rig.backend.copy_of("accumulators")
+    before, sums = state_bytes(rig.backend.export_state()), rig.backend.copy_out("accumulators")
     drawn = [asked(rig, "def x", temperature=1.5, seed=seed)[0].text for seed in (1, 2, 1)]
     assert drawn[0] == drawn[2] != drawn[1]
     assert state_bytes(rig.backend.export_state()) == before
-    assert all(np.array_equal(sums[name], array) for name, array in rig.backend.copy_of("accumulators").items())
+    assert all(np.array_equal(sums[name], array) for name, array in rig.backend.copy_out("accumulators").items())
     assert [rig.train(step, 4).loss_sum for step in (3, 4)] == [other.train(step, 4).loss_sum for step in (3, 4)]
 
 

@@ -5,7 +5,7 @@ import pytest
 
 
 def flat(rig):
-    weights = rig.backend.copy_of("weights")
+    weights = rig.backend.copy_out("weights")
     return np.concatenate([weights[name].ravel() for name in sorted(weights)]).astype(np.float64)
 
 

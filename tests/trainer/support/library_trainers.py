@@ -43,7 +43,7 @@ def library_model(rig: Any, *, alpha: int = 16, **options: Any) -> Any:
     if rig.config.adapter.kind != "full":
         model = get_peft_model(model, LoraConfig(r=4, lora_alpha=alpha, target_modules="all-linear", **options))
     named = {name.replace(".default", ""): p for name, p in model.named_parameters() if p.requires_grad}
-    values = rig.backend.copy_of("weights")
+    values = rig.backend.copy_out("weights")
     assert named.keys() == values.keys()
     for name, parameter in named.items():
         parameter.data.copy_(torch.from_numpy(values[name]))

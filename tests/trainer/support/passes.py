@@ -38,7 +38,7 @@ def accumulate(backend: Backend, *given: batches.Batch, scale: float = 1.0) -> N
 
 def loss_and_gradient(backend: Backend, *given: batches.Batch, scale: float = 1.0) -> tuple[float, Gradient]:
     accumulate(backend, *given, scale=scale)
-    gradient = {name: array.copy() for name, array in backend.copy_of("accumulators").items()}
+    gradient = {name: array.copy() for name, array in backend.copy_out("accumulators").items()}
     return backend.totals().sums.losses["tokens"], gradient
 
 

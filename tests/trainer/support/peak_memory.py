@@ -52,7 +52,7 @@ def peaks_of(backend: Backend, length: int, micros: list[int], kept: KernelPeak)
     update(backend)  # it makes the optimizer's state
     found: dict[int, float] = {}
     for micro in micros:
-        backend.discard()  # what the allocator keeps of the size before
+        backend.device.free_cache()  # what the allocator keeps of the size before
         peaks = []
         for _ in range(4):  # in the first one, the allocator's cache fills
             kept.reset()

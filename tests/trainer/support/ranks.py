@@ -16,8 +16,8 @@ from trainctl.trainer.collective.reducer_process import ReducerProcess
 from trainctl.trainer.collective.shared_buffer import Layout, layout_digest
 from trainctl.trainer.collective.standby import Standby
 from trainctl.trainer.loop import train
-from trainctl.trainer.step import state_transfer
 from trainctl.trainer.step.progress import FenceAnswer
+from trainctl.trainer.step.rank import level
 
 DEADLINE_SECONDS = HANG_SECONDS
 G = 12
@@ -76,9 +76,7 @@ class Rank:
         """What the main thread does then."""
         self.group.complete()
         if form.source is not None:
-            rig = self.rig
-            scale = rig.rank.loss_scale
-            state_transfer.level(self.group, form, self.number, rig.backend, scale, rig.progress)
+            level(self.rig.rank, self.group, form)
         self.group.formed()
         self.rig.rank.group = self.group
 

@@ -71,7 +71,7 @@ def train(rank: Rank, plan: StepPlan, started: float) -> Report:
 
 
 def _show_wait(rank: Rank, plan: StepPlan) -> None:
-    """A rank that has just been started has less of a growing file than the others."""
+    """Show that the rank waits: one that has just been started has less of a growing file than the others."""
     rank.progress.check(plan.generation)
     rank.status.show("data", plan.step)
 
@@ -103,7 +103,7 @@ def _micro_batch(
             yield
             batch.add(positions, rank.objective.weights(data), data.tokens)
 
-    backend.loss_and_gradient(data, scales, commit=commit(), phase=partial(watch.phase, backend=backend))
+    backend.loss_and_gradient(data, scales, commit=commit(), phase=partial(watch.phase, device=backend.device))
     queue.done()
 
 
@@ -130,7 +130,7 @@ def _update(
     """Scale, clip and update, or skip. Return the gradient's norm before clipping, what clipping multiplied it by, and
     why the update was skipped. `read_norm`: the accumulators', where it has been read."""
     to_mean = plan.divisor / (batch.scale * tail.weight) if tail.weight > 0 else math.nan
-    norm = rank.backend.gradient_norm(read_norm) * to_mean
+    norm = (rank.backend.gradient_norm() if read_norm is None else read_norm) * to_mean
     if (skipped := _skip_reason(tail, norm)) is not None:
         return norm, 1.0, skipped
     limit = rank.settings.clip_norm

@@ -42,8 +42,8 @@ from trainctl.trainer.data.dataset import Look
 from trainctl.trainer.loading import likely_engine
 from trainctl.trainer.loop import train
 from trainctl.trainer.profiling.profiler import Profiler
-from trainctl.trainer.step import preflight, side_plans, state_transfer
-from trainctl.trainer.step.rank import Rank
+from trainctl.trainer.step import preflight, side_plans
+from trainctl.trainer.step.rank import Rank, level
 from trainctl.trainer.step.sampler import SAMPLE_FAILURES, PairTexts, Sampler
 
 
@@ -187,8 +187,7 @@ class Trainer:
             group.complete()
             joined = time.perf_counter()
             if form.source is not None:
-                scale = self._rank.loss_scale
-                state_transfer.level(group, form, self._rank.who.rank, self._backend, scale, self._progress)
+                level(self._rank, group, form)
             group.formed()
         except (AbandonedError, GroupError) as error:
             group.close()
@@ -210,14 +209,14 @@ class Trainer:
         self._status.show("idle", self._progress.last_step, (generation.term, generation.n))
 
     def _stand_by(self) -> None:
-        """A process that cannot be started now is tried again when it is needed, and the error is reported then."""
+        """Have reducers ready. One that can't be started now is tried again, and the error reported, when needed."""
         try:
             self._membership.stand_by()
         except GroupError as error:
             log.warning("no standby reducer: %s", error)
 
     def _act_on_plan(self, plan: StepPlan, started: float) -> None:
-        """A plan of another generation, or one seen before, is not acted on."""
+        """Carry out a plan, unless it is of another generation or was seen before."""
         progress = self._progress
         if progress.leaving or not plan.generation == progress.formed == self._joined or plan.seq <= progress.last_seq:
             return
@@ -225,7 +224,7 @@ class Trainer:
         try:
             report = self._run_plan(plan, started)
         except (AbandonedError, GroupError) as error:
-            self._backend.discard()
+            self._backend.device.free_cache()
             if not progress.leaving:  # else a signal may still want a checkpoint of the last step
                 self._joined = None  # the next plan of this generation, which may be here already, follows nothing
             self._status.show("regroup")
@@ -265,7 +264,7 @@ class Trainer:
                 return self._profile(plan, started)
 
     def _evaluate(self, plan: StepPlan, started: float) -> EvaluationReport:
-        """A tokenizer that fails costs the texts of pairs, not the evaluation."""
+        """Evaluate. A tokenizer that fails costs the texts of pairs, not the evaluation."""
         report = side_plans.evaluate(self._rank, plan, started)
         try:
             pairs = tuple(self._pair_texts.described(pair) for pair in report.pairs)
@@ -275,7 +274,8 @@ class Trainer:
         return msgspec.structs.replace(report, pairs=pairs)
 
     def _sample(self, plan: StepPlan, started: float) -> SampleReport:
-        """A tokenizer or a lack of memory that prevents it costs the sample, not the run: the report says why."""
+        """Answer prompts. A tokenizer or a lack of memory that prevents it costs the sample, not the run: the report
+        says why."""
         answers: tuple[Answer, ...] = ()
         failure = None
         try:
@@ -292,8 +292,8 @@ class Trainer:
         return side_plans.acknowledge(self._rank, plan, started, problem)
 
     def _checkpoint(self, plan: StepPlan, started: float) -> Report:
-        """A disk that doesn't take it costs the checkpoint, not the run: the report says why, or a later message if it
-        is written in the background."""
+        """Write a checkpoint. A disk that doesn't take it costs the checkpoint, not the run: the report says why, or a
+        later message if it is written in the background."""
         written, failure = None, None
         if self._rank.who.rank in plan.writers:
             self._status.show("checkpoint")

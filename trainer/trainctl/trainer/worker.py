@@ -203,15 +203,15 @@ def _processor(wanted: argparse.Namespace) -> tuple[Scorer | RowAnswerer, str]:
     import_library(config, wanted.node, where)
     model = load_checkpoint(wanted.checkpoint, config, wanted.node, where)
     tokenizer = row_tokenizer(model.directory, model.config.data.tokenizer, where)
-    device = f"{model.backend.name} {model.backend.device}"
+    device = f"{model.backend.name} {model.backend.device.name}"
     if wanted.kind == "answers":
-        log.info("answering on %s", model.backend.device)
+        log.info("answering on %s", model.backend.device.name)
         answerer = Answerer(model.backend, tokenizer, model.longest, plain=model.config.data.kind == "text")
         options = msgspec.json.decode(wanted.options, type=AnswerOptions)
         return RowAnswerer(answerer, answerer.decoding(options, model.directory)), device
     micro = micro_of(config, config.nodes.get(wanted.node, NodeTable()))
     tokens = micro * config.data.sequence_length  # a forward and backward pass of so many was possible
-    log.info("scoring on %s, %s tokens at a time", model.backend.device, f"{tokens:,}")
+    log.info("scoring on %s, %s tokens at a time", model.backend.device.name, f"{tokens:,}")
     return Scorer(model.backend, tokenizer, model.longest, tokens), device
 
 

@@ -14,25 +14,23 @@ order:
     p  = p - (a / (1 - b1^t)) m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 """
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.protocol.config.run_tables import NodeTable, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters.lora import Lora
-from trainctl.trainer.backends.memory import Memory, MemoryByPart, free_bytes
+from trainctl.trainer.backends.memory import DeviceMemory, MemoryByPart
 from trainctl.trainer.backends.passes import Array, Decoding, Passes, ProbePass
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
-from trainctl.trainer.common.model_files import vocabulary_size
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.objectives.objective import Objective, Sums
 
@@ -69,7 +67,7 @@ class State:
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """What a backend is put together from beside its model."""
+    """The parts of a backend beside its model."""
 
     objective: Objective
     optimizer: OptimizerTable | None  # None: nothing is trained, and the backend holds weights alone
@@ -85,10 +83,46 @@ class TrainingRecipe:
 
 @dataclass(frozen=True)
 class Totals:
-    """What the micro-batches since `clear` came to."""
+    """Sums over the micro-batches since `clear`."""
 
     sums: Sums
-    norm: float | None  # of the accumulators, if it was asked for
+    norm: float | None  # of the gradient, if it was asked for: see `gradient_norm`
+
+
+class Device:
+    """The device of a backend as a whole. This one is a CPU: its memory is the host's, and its work is done when a call
+    returns."""
+
+    has_own_memory = False
+
+    def __init__(self, name: str, memory: DeviceMemory) -> None:
+        """`name`: such as "cpu", "cuda:0 NVIDIA H200" or "gpu Apple M2 Ultra"."""
+        self.name, self.memory = name, memory
+
+    def wait(self) -> None:
+        """Wait until the device has done all its work."""
+
+    def mark(self) -> Any:
+        """Return the place in the device's queue up to which work has been handed over, with `elapsed_time` to a later
+        one in milliseconds; None where that is done when a call returns."""
+        return None
+
+    def stay_close(self) -> None:
+        """Wait until the micro-batch before the last is done: a host far ahead of its device would show no sign of life
+        for long, and couldn't be fenced."""
+
+    def pin(self, flat: Array) -> None:
+        """Speed up copies to and from this memory, which every step makes, until the array is freed; where the device
+        gains nothing by that, it does nothing. Takes about as long as a few copies. Main thread."""
+
+    def host_arrays(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array] | None:
+        """Return arrays with any contents, to copy a slot into again and again by `Backend.copy_out`; None where it
+        needs none."""
+        return {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
+
+    def free_cache(self) -> None:
+        """Give memory that is kept unused back to the device."""
+        gc.collect()  # a graph may hang in reference cycles of the model's outputs
 
 
 def _untimed(name: str) -> AbstractContextManager[object]:
@@ -110,7 +144,8 @@ class Backend(ABC):
     out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
     updates: int  # AdamW's t: how often `update` was called in the life of the state
     compile_meter = CompileMeter()  # of the model's compiler: of one that compiles, its own
-    held: MemoryByPart | None = None  # None: not loaded by `load`
+    device: Device
+    held: MemoryByPart  # in every step
     passes: Passes
     _is_partly_added = False  # whether accumulators hold part of a micro-batch's gradient, which can't be repeated then
 
@@ -119,21 +154,6 @@ class Backend(ABC):
     def open(cls, config: RunFile, node: NodeTable, recipe: TrainingRecipe, where: str) -> "Backend":
         """Return the model of a run file on the node's device, without `init` having been applied. Raises
         InvalidInputError naming the field at fault, and the library's own errors where memory runs out."""
-
-    def settle(self, config: RunFile, where: str) -> None:
-        """Take stock of memory once the weights are loaded: what the process holds beside them from here on is the
-        libraries', and what is free decides how many tokens' losses are computed at a time. Raises InvalidInputError if
-        the model doesn't allow that."""
-        held, memory = self._held(), self.memory()
-        self.held = replace(held, libraries=max(0, (memory.used_bytes or 0) - held.weights - held.moments))
-        free = free_bytes(memory, of_host=not self.device.startswith("cuda"))
-        vocabulary = vocabulary_size(Path(config.model.path)) or 1
-        self.passes.chunk_losses(Chunking(config.model.chunked_loss, vocabulary, free), where)
-
-    @property
-    @abstractmethod
-    def device(self) -> str:
-        """Name of the device, such as "cpu", "cuda:0 NVIDIA H200" or "gpu Apple M2 Ultra"."""
 
     @property
     @abstractmethod
@@ -175,13 +195,11 @@ class Backend(ABC):
         row = self.recipe.objective.row
         empty = [0.0] * (len(row.weights) + len(row.metrics))
         numbers = np.array(rows, np.float64).sum(axis=0).tolist() if rows else empty
-        return Totals(self.recipe.objective.named(numbers), norm)
+        return Totals(self.recipe.objective.named(numbers), self._finite(norm) if with_norm else None)
 
-    def gradient_norm(self, norm: float | None = None) -> float:
-        """Return the Euclidean norm over all accumulators; finite if, and only if, every element is. `norm`: what
-        `totals` read of them as they still are."""
-        norm = self._norm(1.0) if norm is None else norm
-        return norm if norm < _MAX_SURE_NORM else self._norm(_SMALL) / _SMALL
+    def gradient_norm(self) -> float:
+        """Return the Euclidean norm over all accumulators; finite if, and only if, every element is."""
+        return self._finite(None)
 
     @abstractmethod
     def update(self, learning_rate: float, factor: float) -> None:
@@ -237,39 +255,20 @@ class Backend(ABC):
         return np.array([np.sqrt(np.sum(np.square(rows, dtype=np.float64))) for rows in self._row_norms()], np.float32)
 
     @abstractmethod
-    def copy_out(self, slot: SlotName, arrays: Mapping[str, Array]) -> None:
-        """Write a slot into float32 arrays of the model's names and shapes."""
+    def copy_out(self, slot: SlotName, arrays: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
+        """Write a slot into float32 arrays of the model's names and shapes, and return them. None: into new ones; a
+        library that never writes to its arrays gives those, without a copy."""
 
     @abstractmethod
     def copy_in(self, slot: SlotName, arrays: Mapping[str, Array]) -> None:
         """Replace a slot by what float32 arrays of the model's names and shapes hold. Those of "accumulators" may be
         kept and written to until the next `clear`."""
 
-    def copy_of(self, slot: SlotName) -> dict[str, Array]:
-        """Return a new copy of a slot by Hugging Face name."""
-        arrays = {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}
-        self.copy_out(slot, arrays)
-        return arrays
-
-    def unchanging_arrays(self, slot: SlotName) -> dict[str, Array] | None:
-        """Return a slot as it is now, in arrays of main memory that no later call writes to, without a copy of those
-        that are in float32. They hold their memory as long as they are kept. None: it has to be copied out."""
-        return None
-
-    def host_arrays(self) -> dict[str, Array]:
-        """Return arrays of the model's names and shapes, with any contents, to copy slots into again and again."""
-        return {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}
-
-    def pin(self, flat: Array) -> None:
-        """Speed up copies to and from this memory, which every step makes, until the array is freed; where the device
-        gains nothing by that, it does nothing. Takes about as long as a few copies. Main thread."""
-        return
-
-    def export_state(self, copy: Callable[[SlotName], dict[str, Array]] | None = None) -> State:
-        """Return the state, its weights and slots by `copy`, or else by `copy_of`."""
-        copy = copy or self.copy_of
-        slots = {slot: copy(slot) for slot in self.slots}
-        return State(copy("weights"), slots, self.updates, self._random_state(), self._constants())
+    def export_state(self, copy: Callable[[SlotName], Mapping[str, Array]] | None = None) -> State:
+        """Return the state, its weights and slots by `copy`, or else by `copy_out`."""
+        copy = copy or self.copy_out
+        slots = {slot: {**copy(slot)} for slot in self.slots}
+        return State({**copy("weights")}, slots, self.updates, self._random_state(), self._constants())
 
     def import_state(self, state: State) -> None:
         """Take over what `export_state` gave, of either backend; constants, which may be among the weights, are the
@@ -282,27 +281,6 @@ class Backend(ABC):
             self.copy_in(slot, state.slots[slot])
         self.updates = state.updates
         self._restore_random(state.random)
-
-    @abstractmethod
-    def memory(self) -> Memory:
-        """Return what is held now."""
-
-    @abstractmethod
-    def reset_peak(self) -> None:
-        """Begin a new peak of memory, at what is held now."""
-
-    @abstractmethod
-    def discard(self) -> None:
-        """Drop what a failed pass has left, and give memory back to the device."""
-
-    def wait(self) -> None:
-        """Wait until the device has done all its work."""
-        return
-
-    def mark(self) -> Any:
-        """Return the place in the device's queue up to which work has been handed over, with `elapsed_time` to a later
-        one in milliseconds; None where that is done when a call returns."""
-        return None
 
     @classmethod
     def is_out_of_memory(cls, error: BaseException) -> bool:
@@ -344,9 +322,6 @@ class Backend(ABC):
         """Yield the norms over the last axis of each trainable parameter, in the order of `shapes`."""
 
     @abstractmethod
-    def _held(self) -> MemoryByPart: ...
-
-    @abstractmethod
     def _constants(self) -> dict[str, Array]:
         """Return what the files of the whole model have beside trained weights, by stored name; {} with an adapter."""
 
@@ -358,6 +333,10 @@ class Backend(ABC):
 
     @abstractmethod
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None: ...
+
+    def _finite(self, norm: float | None) -> float:
+        norm = self._norm(1.0) if norm is None else norm
+        return norm if norm < _MAX_SURE_NORM else self._norm(_SMALL) / _SMALL
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -380,7 +359,8 @@ class Backend(ABC):
             text = first_line(error)
         else:
             return
-        self.discard()  # outside the handler, so that the traceback's frames no longer hold the graph
+        self._forget()  # outside the handler, so that the traceback's frames no longer hold the graph
+        self.device.free_cache()
         raise DeviceMemoryError(text)
 
 

@@ -76,20 +76,20 @@ class MlxChunks:
             self._body.__class__ = _bypassed(kind)
 
     def chunk_tokens(self, tokens: int) -> int | None:
-        """How many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
+        """Return how many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
         return self._chunking.chunk_tokens(tokens) if self.is_possible else None
 
     def hidden(self, inputs: Any, caches: Any = None) -> Any:
-        """[B T, H]: the last hidden states."""
+        """Return the last hidden states, [B T, H]."""
         return self._body(inputs, cache=caches).flatten(0, 1)
 
     def logits(self, hidden: Any) -> Any:
-        """[N, V] of hidden states [N, H]."""
+        """Return the logits [N, V] of hidden states [N, H]."""
         return self._whole(hidden[None])[0]
 
     def token_losses(self, inputs: Any, targets: Any, chunk_tokens: int, caches: Any = None) -> Any:
-        """[B T] in float32: the negative log-probability of each target. Each chunk waits for the one before it: MLX
-        evaluates what can be evaluated at once."""
+        """Return the negative log-probability of each target, [B T] in float32. Each chunk waits for the one before
+        it: MLX evaluates what can be evaluated at once."""
         import mlx.core as mx
         from mlx import nn
         from mlx.utils import tree_flatten, tree_unflatten

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.protocol.config.families import TESTED, check_objective
 from trainctl.protocol.config.run_file import needs_torch
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
@@ -21,6 +23,7 @@ from trainctl.protocol.machine.devices import resolve_alone
 from trainctl.protocol.machine.large_imports import import_large
 from trainctl.trainer.adapters.lora import read_lora
 from trainctl.trainer.backends.backend import Backend, BackendName, TrainingRecipe
+from trainctl.trainer.backends.memory import free_bytes
 from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.libraries import import_without_torch
@@ -81,11 +84,21 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
             raise
         problem = f"the model and its optimizer do not fit into memory: {first_line(error)}"
         raise InvalidInputError(f"{where}: model.path", problem) from None
-    backend.settle(config, where)
+    _take_stock(backend, config, where)
     if config.data.packing != "none":
         _check_positions(backend.name, model_config(model), config.data.sequence_length, where)
         check_documents(backend, vocabulary_size(model), where)
     return backend
+
+
+def _take_stock(backend: Backend, config: RunFile, where: str) -> None:
+    """Note what the process holds beside weights and moments: from here on it is the libraries'. What is free decides
+    how many tokens' losses are computed at a time."""
+    held, memory = backend.held, backend.device.memory.read()
+    backend.held = replace(held, libraries=max(0, (memory.used_bytes or 0) - held.weights - held.moments))
+    free = free_bytes(memory, of_host=not backend.device.has_own_memory)
+    vocabulary = vocabulary_size(Path(config.model.path)) or 1
+    backend.passes.chunk_losses(Chunking(config.model.chunked_loss, vocabulary, free), where)
 
 
 def _import_backend(name: BackendName) -> type[Backend]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -24,23 +25,23 @@ _CAP_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Memory:
-    """What the trainer holds on its device, in bytes; None where it cannot be known."""
+    """Bytes that the trainer holds on its device; None where that cannot be known."""
 
     used_bytes: int | None = None
-    peak_bytes: int | None = None  # since `reset_peak`
+    peak_bytes: int | None = None  # since `reset`
     cap_bytes: int | None = None
     cache_bytes: int | None = None  # kept by the allocator, and used by no array
 
     @functools.cached_property
     def values(self) -> dict[str, float]:
-        """Numbers that can be known, by the names of the metrics."""
+        """Return the numbers that are known, by the names of the metrics."""
         sizes = {"": self.used_bytes, "peak_": self.peak_bytes, "cap_": self.cap_bytes, "cache_": self.cache_bytes}
         return {f"memory_{name}bytes": float(size) for name, size in sizes.items() if size is not None}
 
 
 @dataclass(frozen=True)
 class MemoryByPart:
-    """What a backend holds on its device in every step, in bytes."""
+    """Bytes that a backend holds on its device in every step."""
 
     weights: int  # with what is kept beside them, and frozen ones
     gradients: int  # the accumulators
@@ -65,6 +66,19 @@ def free_bytes(memory: Memory, *, of_host: bool) -> int:
     return min(own, host) if of_host else own
 
 
+class DeviceMemory(Protocol):
+    """Readings of a device's memory."""
+
+    def read(self) -> Memory:
+        """Return what is held now, and the peak."""
+
+    def reset(self) -> None:
+        """Begin a new peak, at what is held now."""
+
+    def sample(self) -> object:
+        """Take what is held now into the peak, where nothing else keeps one."""
+
+
 class SampledMemory:
     """`held` gives what is held now, in bytes. The peak is the most that `sample` and `read` found since `reset`, so it
     misses what comes and goes between two of them."""
@@ -74,11 +88,9 @@ class SampledMemory:
         self._peak = 0
 
     def reset(self) -> None:
-        """Begin a new peak."""
         self._peak = 0
 
     def sample(self) -> int:
-        """Return what is held now."""
         now = self._held()
         self._peak = max(self._peak, now)
         return now

@@ -24,7 +24,7 @@ from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import Place
-from trainctl.trainer.backends.backend import ADAMW_SLOTS, Backend, BackendName, SlotName, TrainingRecipe
+from trainctl.trainer.backends.backend import ADAMW_SLOTS, Backend, BackendName, Device, SlotName, TrainingRecipe
 from trainctl.trainer.backends.memory import HostMemory, Memory, MemoryByPart
 from trainctl.trainer.backends.mlx_passes import MlxPasses
 from trainctl.trainer.backends.passes import Array
@@ -34,10 +34,10 @@ from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.model.mlx_model import checkpoint_layers, flat, read_model, set_dtype
 
 Arrays = dict[str, Any]
-_PIECE_VALUES = 1 << 22
-"""Values of a parameter updated at a time."""
-_GROUP_VALUES = 1 << 22
-"""Values added or updated at a time, or those of one parameter: new arrays beside old ones take 16 MiB each."""
+_PIECES = 64
+"""Pieces in which a model is added and updated: what is computed on the way takes several times as much as a piece."""
+_MIN_PIECE_VALUES, _MAX_PIECE_VALUES = 1 << 16, 1 << 22
+"""Values that are worth an evaluation, and enough to keep a device busy."""
 
 
 class MlxWeights:
@@ -62,6 +62,43 @@ class MlxWeights:
             self.computed[name] = values.astype(self._dtype)
 
 
+class MlxMemory:
+    """Memory by MLX's allocator, which keeps the peak."""
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._limit_bytes = limit_bytes
+
+    def read(self) -> Memory:
+        device: dict[str, Any] = mx.device_info()
+        cap = self._limit_bytes or device.get("max_recommended_working_set_size") or mx.get_memory_limit()
+        used = mx.get_active_memory()
+        peak = max(used, mx.get_peak_memory())  # a reset peak is 0 until something is allocated
+        return Memory(used, peak, cap, mx.get_cache_memory())
+
+    def reset(self) -> None:
+        mx.reset_peak_memory()
+
+    def sample(self) -> None:
+        """Do nothing: the allocator misses nothing."""
+
+
+class MlxDevice(Device):
+    """A CPU or Apple's GPU. On a CPU, memory is the process's, as on torch."""
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        if mx.default_device() == mx.Device(mx.gpu):
+            name = f"gpu {mx.device_info().get('device_name', '')}".strip()
+            super().__init__(name, MlxMemory(limit_bytes))
+        else:
+            super().__init__("cpu", HostMemory(limit_bytes))
+
+    def host_arrays(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        return None
+
+    def free_cache(self) -> None:
+        mx.clear_cache()
+
+
 class MlxBackend(Backend):
     """`model` is an mlx-lm model, its parameters in any float type; `recipe.adapter` is attached to it here."""
 
@@ -75,7 +112,7 @@ class MlxBackend(Backend):
     def __init__(self, model: Any, recipe: TrainingRecipe, *, dtype: Any = mx.float32) -> None:
         self._model, self.recipe, self._dtype = model, recipe, dtype
         adapter = recipe.adapter
-        self._host = HostMemory(recipe.limit_bytes) if self.device == "cpu" else None  # a GPU's allocator keeps its own
+        self.device = MlxDevice(recipe.limit_bytes)
         if adapter is not None:
             set_dtype(model, dtype)
         self._places = _places(model, adapter)
@@ -86,7 +123,9 @@ class MlxBackend(Backend):
         in_16_bits = adapter is None and recipe.optimizer is not None and dtype != mx.float32
         self._weights = MlxWeights(weights, dtype if in_16_bits else None)
         self.shapes = {name: _turned(p, self._places[name]).shape for name, p in self._weights.computed.items()}
-        self._groups = _grouped({name: p.size for name, p in self._weights.computed.items()})
+        sizes = {name: p.size for name, p in self._weights.computed.items()}
+        self._piece_values = min(_MAX_PIECE_VALUES, max(_MIN_PIECE_VALUES, sum(sizes.values()) // _PIECES))
+        self._groups = _grouped(sizes, self._piece_values)
         self.slots = () if recipe.optimizer is None else ADAMW_SLOTS
         self._moments: dict[SlotName, Arrays] = {slot: self._zeros() for slot in self.slots}
         self.updates = 0
@@ -94,6 +133,7 @@ class MlxBackend(Backend):
         mx.eval(self._weights.computed, self._weights.masters, self._moments)
         model.train()
         self._publish()
+        self.held = self._memory_by_part()
         self._forget()
         self.clear()
 
@@ -114,16 +154,11 @@ class MlxBackend(Backend):
         return cls(model, recipe, dtype=getattr(mx, config.model.computed))
 
     @property
-    def device(self) -> str:
-        on_gpu = mx.default_device() == mx.Device(mx.gpu)
-        return f"gpu {mx.device_info().get('device_name', '')}".strip() if on_gpu else "cpu"
-
-    @property
     def compute(self) -> Compute:
-        tf32 = None if self.device == "cpu" else os.environ.get("MLX_ENABLE_TF32") != "0"
+        tf32 = None if self.device.name == "cpu" else os.environ.get("MLX_ENABLE_TF32") != "0"
         dtype = str(self._dtype).removeprefix("mlx.core.")
         weights = self.recipe.weights_in(dtype)
-        return Compute(dtype, tf32, attention="mx.fast", weights=weights, versions=versions_in_use(self.device))
+        return Compute(dtype, tf32, attention="mx.fast", weights=weights, versions=versions_in_use(self.device.name))
 
     # ------------------------------------------------------------ a step
 
@@ -133,7 +168,7 @@ class MlxBackend(Backend):
         finally:
             self._publish()  # tracing left its own arrays in the model
         mx.eval(self._sums)
-        self._sample_memory()  # while what backward needs is held
+        self.device.memory.sample()  # while what backward needs is held
 
     def _scaled_loss(self, weights: Arrays, batch: Batch, scales: Sequence[float]) -> tuple[Any, list[Any]]:
         self._model.update(self._tree(weights))
@@ -143,7 +178,7 @@ class MlxBackend(Backend):
 
     def _backward(self) -> None:
         mx.eval(self._scratch)
-        self._sample_memory()
+        self.device.memory.sample()
 
     def _accumulate(self) -> None:
         """Add the largest group first: if memory suffices for it, it does for the others. Once one has been added, the
@@ -184,32 +219,32 @@ class MlxBackend(Backend):
         return math.sqrt(float(total.item()))
 
     def update(self, learning_rate: float, factor: float) -> None:
+        """Update group by group. Nothing else refers to a parameter's old arrays by then, so that MLX writes the new
+        ones to their memory, and a group's gradient is freed with it."""
         self.updates += 1
-        gradients = self._gradients()
-        first, second = (self._moments[slot] for slot in ADAMW_SLOTS)
+        gradients, self._accumulators = self._gradients(), {}
         for names in self._groups:
             for name in names:
-                state = self._weights.masters[name], gradients[name], first[name], second[name]
-                values, first[name], second[name] = self._updated(state, factor, learning_rate)
-                self._weights.store(name, values)
+                self._update_parameter(name, gradients.pop(name), learning_rate, factor)
             new = {name: self._weights.computed[name] for name in names}
-            self._model.update(self._tree(new))  # before they are computed: old arrays can be reused
+            self._model.update(self._tree(new))  # before they are computed, or the model would hold the old ones
             mx.eval(self._weights.computed, self._weights.masters, self._moments)
 
-    def _updated(self, state: tuple[Any, ...], factor: float, rate: float) -> tuple[Any, Any, Any]:
-        """Turn a parameter, its accumulated gradient and moments into a parameter and moments. A large one is updated
-        in pieces: what the update computes on the way takes three times as much as the result."""
-        p, g, m, v = state
-        if p.size <= _PIECE_VALUES:
-            return self._adamw(p, g * factor, m, v, rate)
-        rows = max(1, _PIECE_VALUES * len(p) // p.size)
-        pieces = []
-        for start in range(0, len(p), rows):
-            part = slice(start, start + rows)
-            pieces.append(self._adamw(p[part], g[part] * factor, m[part], v[part], rate))
-            mx.eval(pieces[-1])
-        weights, first, second = (mx.concatenate([*each]) for each in zip(*pieces, strict=True))
-        return weights, first, second
+    def _update_parameter(self, name: str, g: Any, rate: float, factor: float) -> None:
+        p = self._weights.masters[name]
+        m, v = (self._moments[slot].pop(name).astype(mx.float32) for slot in ADAMW_SLOTS)  # other objects than before
+        if p.size <= self._piece_values:
+            new, m, v = self._adamw(p, g * factor, m, v, rate)
+        else:  # what is computed on the way takes several times as much as the result
+            new, rows = mx.zeros(p.shape), max(1, self._piece_values * len(p) // p.size)
+            for start in range(0, len(p), rows):
+                part = slice(start, start + rows)
+                pieces = self._adamw(p[part], g[part] * factor, m[part], v[part], rate)
+                mx.eval(pieces)
+                new[part], m[part], v[part] = pieces
+                mx.eval(new, m, v)
+        self._moments["exp_avg"][name], self._moments["exp_avg_sq"][name] = m, v
+        self._weights.store(name, new)
 
     def _adamw(self, p: Any, g: Any, m: Any, v: Any, rate: float) -> tuple[Any, Any, Any]:
         """Return one parameter and its moments updated; the bias corrections are taken in double precision."""
@@ -249,9 +284,18 @@ class MlxBackend(Backend):
 
     # ------------------------------------------------------------ its state
 
-    def copy_out(self, slot: SlotName, arrays: Mapping[str, Array]) -> None:
-        for name, array in self.unchanging_arrays(slot).items():
+    def copy_out(self, slot: SlotName, arrays: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
+        """Return the arrays' own memory where there is no other to copy to: MLX never writes to an array that something
+        else refers to."""
+        own = {
+            name: _turned(np.asarray(array.astype(mx.float32)), self._places[name])
+            for name, array in self._slot(slot).items()
+        }
+        if arrays is None:
+            return own
+        for name, array in own.items():
             np.copyto(arrays[name], array)
+        return arrays
 
     def copy_in(self, slot: SlotName, arrays: Mapping[str, Array]) -> None:
         new = {name: mx.array(_turned(arrays[name], self._places[name])) for name in self.shapes}
@@ -268,13 +312,6 @@ class MlxBackend(Backend):
         if slot == "accumulators":
             return self._gradients()
         return dict(self._weights.masters) if slot == "weights" else self._moments[slot]
-
-    def unchanging_arrays(self, slot: SlotName) -> dict[str, Array]:
-        """MLX never writes to an array that something else refers to: these are the arrays' own memory."""
-        return {
-            name: _turned(np.asarray(array.astype(mx.float32)), self._places[name])
-            for name, array in self._slot(slot).items()
-        }
 
     def _constants(self) -> dict[str, Array]:
         if self.recipe.adapter is not None:
@@ -295,45 +332,18 @@ class MlxBackend(Backend):
             high, low = (int(word) for word in states["mlx.key"])
             mx.random.seed((high << 32) | low)
 
-    # ------------------------------------------------------------ its device
-
-    def memory(self) -> Memory:
-        """Return what the allocator says on a GPU; on a CPU, where both are the machine's, what the process holds, as
-        on torch."""
-        if self._host is not None:
-            return self._host.read()
-        device: dict[str, Any] = mx.device_info()
-        cap = self.recipe.limit_bytes or device.get("max_recommended_working_set_size") or mx.get_memory_limit()
-        used = mx.get_active_memory()
-        peak = max(used, mx.get_peak_memory())  # a reset peak is 0 until something is allocated
-        return Memory(used, peak, cap, mx.get_cache_memory())
-
-    def reset_peak(self) -> None:
-        if self._host is not None:
-            self._host.reset()
-        else:
-            mx.reset_peak_memory()
-
-    def _sample_memory(self) -> None:
-        if self._host is not None:
-            self._host.sample()
-
-    def _held(self) -> MemoryByPart:
+    def _memory_by_part(self) -> MemoryByPart:
         weights = sum(array.nbytes for _, array in flat(self._model.parameters())) + self._weights.kept_bytes
         gradients = 4 * sum(array.size for array in self._weights.computed.values()) if self.slots else 0
         return MemoryByPart(weights, gradients, sum(p.nbytes for slot in self._moments.values() for p in slot.values()))
 
-    def discard(self) -> None:
-        self._forget()
-        mx.clear_cache()
 
-
-def _grouped(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Return parameters that are added and updated together, the largest first."""
+def _grouped(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """Return parameters that are added and updated together, the largest first: one, or several of so many values."""
     groups: list[list[str]] = []
-    filled = _GROUP_VALUES
+    filled = most
     for name in sorted(sizes, key=lambda name: -sizes[name]):
-        if filled + sizes[name] > _GROUP_VALUES:
+        if filled + sizes[name] > most:
             groups.append([])
             filled = 0
         groups[-1].append(name)

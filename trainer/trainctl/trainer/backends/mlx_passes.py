@@ -1,4 +1,4 @@
-"""What a model on MLX gives for a batch: an objective's outputs, the probe's values, and answers to prompts.
+"""Forward passes of a model on MLX: an objective's outputs, the probe's values, and answers to prompts.
 
 For the probe every product is computed in float32. MLX promotes: embeddings in float32 make all that follows float32,
 from the weights as the run holds them. Layers get another class for a while, as modules have no hooks.

@@ -24,7 +24,7 @@ SUREST: Final = -1e-7
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens are chosen."""
+    """The way in which tokens are chosen."""
 
     max_tokens: int
     temperature: float  # 0: always the likeliest token

@@ -1,15 +1,14 @@
 """The backend on PyTorch: CPU, CUDA and Apple's MPS, for any causal or encoder-decoder model that transformers loads.
 
 On CUDA the host runs ahead of the device by at most one micro-batch, and phases are timed by events in the device's
-queue. On MPS a pass ends in a wait for the device; on a CPU work is done when a call returns.
+queue. On MPS a pass ends in a wait for the device; on a CPU work is done when a call returns. Weights and moments are
+written to in place.
 """
 
 import functools
-import gc
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from trainctl.protocol.errors import check_installed
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora
 from trainctl.trainer.backends.backend import ADAMW_SLOTS, Backend, BackendName, SlotName, TrainingRecipe
-from trainctl.trainer.backends.memory import HostMemory, Memory, MemoryByPart, SampledMemory
+from trainctl.trainer.backends.memory import MemoryByPart
 from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.backends.torch_adamw import AdamW, TorchWeights, accumulate, adamw
 from trainctl.trainer.backends.torch_compile import CompiledLayers, check_graphs, uncompiled
@@ -30,9 +29,7 @@ from trainctl.trainer.backends.torch_device import (
     choose_device,
     choose_kernels,
     limit_memory,
-    memory_cap,
-    pin,
-    pinned_arrays,
+    open_device,
     warn_of_slow_type,
 )
 from trainctl.trainer.backends.torch_passes import TorchPasses
@@ -74,10 +71,11 @@ class TorchBackend(Backend):
     ) -> None:
         """`compiled`: its layers, if they are."""
         self.recipe, self._dtype = recipe, dtype
-        self._device = device or torch.device("cpu")
-        self._on_cuda, self._on_mps = self._device.type == "cuda", self._device.type == "mps"
-        self._model = model.to(self._device).train()
-        self.passes = TorchPasses(self._model, self._device, recipe.adapter, compiled)
+        self._place = device or torch.device("cpu")
+        self._on_cuda = self._place.type == "cuda"
+        self.device = open_device(self._place, recipe.limit_bytes)
+        self._model = model.to(self._place).train()
+        self.passes = TorchPasses(self._model, self._place, recipe.adapter, compiled)
         self._compiled = compiled
         if compiled is not None:
             self.compile_meter = compiled.meter
@@ -89,9 +87,7 @@ class TorchBackend(Backend):
         self._optimizer = None if recipe.optimizer is None else adamw(self._weights, recipe.optimizer)
         self.slots = () if recipe.optimizer is None else ADAMW_SLOTS
         self._views: dict[SlotName, tuple[list[int], list[Array]]] = {}  # with their addresses
-        self._queued: deque[Any] = deque()  # at the end of each backward that may still be running
-        self._cap_bytes = memory_cap(self._device, recipe.limit_bytes)
-        self._memory = SampledMemory(_mps_bytes, self._cap_bytes) if self._on_mps else HostMemory(recipe.limit_bytes)
+        self.held = self._memory_by_part()
         self._forget()
         self.clear()
 
@@ -125,10 +121,6 @@ class TorchBackend(Backend):
         return cls(model, recipe, dtype=dtype, device=device, compiled=compiled)
 
     @property
-    def device(self) -> str:
-        return f"{self._device} {torch.cuda.get_device_name(self._device)}" if self._on_cuda else str(self._device)
-
-    @property
     def compute(self) -> Compute:
         dtype, on_cuda = str(self._dtype).removeprefix("torch."), self._on_cuda
         return Compute(
@@ -140,7 +132,7 @@ class TorchBackend(Backend):
             deterministic=torch.are_deterministic_algorithms_enabled() if on_cuda else None,
             cudnn_benchmark=torch.backends.cudnn.benchmark if on_cuda else None,
             update=self._optimizer.library if on_cuda and self._optimizer is not None else "",
-            versions=versions_in_use(self.device),
+            versions=versions_in_use(self.device.name),
         )
 
     # ------------------------------------------------------------ a step
@@ -151,14 +143,13 @@ class TorchBackend(Backend):
         terms = [loss * scale for loss, scale in zip(sums.losses.values(), scales, strict=True)]
         self._loss = functools.reduce(torch.add, terms)
         self._sums = [number.detach() for number in sums.numbers()]
-        self._memory.sample()  # while the graph is held
+        self.device.memory.sample()  # while the graph is held
 
     def _backward(self) -> None:
         loss, self._loss = self._loss, None
         self._scratch = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
-        self._memory.sample()
-        if self._on_cuda:
-            self._keep_close()
+        self.device.memory.sample()
+        self.device.stay_close()
 
     def _accumulate(self) -> None:
         if self._accumulators is None:
@@ -200,7 +191,7 @@ class TorchBackend(Backend):
 
     def update(self, learning_rate: float, factor: float) -> None:
         self._adamw.update(learning_rate, self._gradients(), factor)
-        self.wait()
+        self.device.wait()
 
     def _gradients(self) -> list[torch.Tensor]:
         if self._accumulators is None:
@@ -235,7 +226,9 @@ class TorchBackend(Backend):
         self._adamw.updates = count
 
     @torch.no_grad()
-    def copy_out(self, slot: SlotName, arrays: Mapping[str, Array]) -> None:
+    def copy_out(self, slot: SlotName, arrays: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
+        if arrays is None:
+            arrays = {name: np.empty(shape, np.float32) for name, shape in self.shapes.items()}
         if slot == "accumulators" and self._accumulators is None:
             for name in self.shapes:
                 arrays[name][...] = 0.0
@@ -244,15 +237,16 @@ class TorchBackend(Backend):
                 np.copyto(arrays[name], values)  # a third faster than torch's copy
         else:
             torch._foreach_copy_(self._as_tensors(arrays), self._slot(slot), non_blocking=self._on_cuda)
-        self.wait()
+        self.device.wait()
+        return arrays
 
     @torch.no_grad()
     def copy_in(self, slot: SlotName, arrays: Mapping[str, Array]) -> None:
         tensors = self._as_tensors(arrays)
         if slot == "accumulators":  # on a CPU the arrays' memory
-            self._accumulators = [tensor.to(self._device, non_blocking=self._on_cuda) for tensor in tensors]
+            self._accumulators = [tensor.to(self._place, non_blocking=self._on_cuda) for tensor in tensors]
             if self._on_cuda:
-                self.wait()  # the arrays may be written to afterwards
+                self.device.wait()  # the arrays may be written to afterwards
         elif slot == "weights":
             self._weights.load(tensors)
         else:
@@ -270,22 +264,13 @@ class TorchBackend(Backend):
         """Return the memory of a slot that stays where it is, on a CPU in float32; looked for again where it has moved.
         None of other slots, which views would keep in memory."""
         table = self.recipe.optimizer
-        if self._device.type != "cpu" or slot == "accumulators" or table is None or table.kind != "adamw":
+        if self._place.type != "cpu" or slot == "accumulators" or table is None or table.kind != "adamw":
             return None
         tensors = self._slot(slot)
         places = [tensor.data_ptr() for tensor in tensors]
         if slot not in self._views or self._views[slot][0] != places:
             self._views[slot] = places, [tensor.detach().numpy() for tensor in tensors]
         return self._views[slot][1]
-
-    def host_arrays(self) -> dict[str, Array]:
-        if not self._on_cuda:
-            return super().host_arrays()
-        return dict(zip(self.shapes, pinned_arrays(self.shapes.values()), strict=True))
-
-    def pin(self, flat: Array) -> None:
-        if self._on_cuda:
-            pin(flat)
 
     def _constants(self) -> dict[str, Array]:
         names = self._stored_buffers
@@ -306,8 +291,8 @@ class TorchBackend(Backend):
     def _random_state(self) -> dict[str, NDArray[Any]]:
         states = {"torch.cpu": torch.get_rng_state().numpy()}
         if self._on_cuda:
-            states["torch.cuda"] = torch.cuda.get_rng_state(self._device).numpy()
-        elif self._on_mps:
+            states["torch.cuda"] = torch.cuda.get_rng_state(self._place).numpy()
+        elif self._place.type == "mps":
             states["torch.mps"] = torch.mps.get_rng_state().numpy()
         return states
 
@@ -315,73 +300,20 @@ class TorchBackend(Backend):
         if "torch.cpu" in states:
             torch.set_rng_state(torch.from_numpy(states["torch.cpu"].copy()))
         if "torch.cuda" in states and self._on_cuda:
-            torch.cuda.set_rng_state(torch.from_numpy(states["torch.cuda"].copy()), self._device)
-        if "torch.mps" in states and self._on_mps:
+            torch.cuda.set_rng_state(torch.from_numpy(states["torch.cuda"].copy()), self._place)
+        if "torch.mps" in states and self._place.type == "mps":
             torch.mps.set_rng_state(torch.from_numpy(states["torch.mps"].copy()))
 
-    # ------------------------------------------------------------ its device
-
-    def memory(self) -> Memory:
-        if self._on_cuda:
-            # Once, not per number: each of torch's shorthands flattens and sorts the allocator's whole statistics.
-            stats = torch.cuda.memory_stats_as_nested_dict(self._device)
-            allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]["current"]
-            return Memory(allocated["current"], allocated["peak"], self._cap_bytes, reserved - allocated["current"])
-        memory = self._memory.read()
-        if self._on_mps:
-            kept = torch.mps.driver_allocated_memory() - torch.mps.current_allocated_memory()
-            memory = replace(memory, cache_bytes=kept)
-        return memory
-
-    def reset_peak(self) -> None:
-        if self._on_cuda:
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
-            self._memory.reset()
-
-    def _held(self) -> MemoryByPart:
+    def _memory_by_part(self) -> MemoryByPart:
         tensors = (*self._model.parameters(), *self._model.buffers())
-        weights = sum(tensor.nbytes for tensor in tensors if tensor.device == self._device) + self._weights.kept_bytes
+        weights = sum(tensor.nbytes for tensor in tensors if tensor.device == self._place) + self._weights.kept_bytes
         if self._optimizer is None:
             return MemoryByPart(weights, 0, 0)
         return MemoryByPart(weights, 4 * sum(p.numel() for p in self._parameters), self._optimizer.held_bytes)
 
-    def discard(self) -> None:
-        self._forget()
-        gc.collect()  # a graph may hang in reference cycles of the model's outputs
-        if self._on_cuda:
-            torch.cuda.empty_cache()
-        elif self._on_mps:
-            torch.mps.empty_cache()
-
-    def wait(self) -> None:
-        if self._on_cuda:
-            torch.cuda.synchronize(self._device)
-        elif self._on_mps:
-            torch.mps.synchronize()
-
-    def mark(self) -> torch.cuda.Event | None:
-        if not self._on_cuda:
-            return None
-        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def _keep_close(self) -> None:
-        """Wait until the micro-batch before this one is done: a host far ahead would show no sign of life for long, and
-        couldn't be fenced."""
-        self._queued.append(self.mark())
-        if len(self._queued) > 1:
-            self._queued.popleft().synchronize()
-
     @classmethod
     def is_out_of_memory(cls, error: BaseException) -> bool:
         return isinstance(error, torch.OutOfMemoryError) or super().is_out_of_memory(error)
-
-
-def _mps_bytes() -> int:
-    torch.mps.synchronize()  # or memory is read before it is taken
-    return torch.mps.current_allocated_memory()
 
 
 def _owned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Devices of torch: the one that a node asks for, its memory limit, and memory of the host for fast copies.
+"""Devices of torch: the one that a node asks for, its queue and memory, and memory of the host for fast copies.
 
 A CUDA device copies to and from memory whose pages stay where they are at its bus's rate. torch's own allocator of such
 memory rounds every size up to a power of two. Here an ordinary array is registered with the driver instead.
@@ -9,7 +9,9 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +20,105 @@ import torch
 from trainctl.protocol.batch.device_table import types_of_capability
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.backends.memory import limit_process
+from trainctl.trainer.backends.backend import Device
+from trainctl.trainer.backends.memory import HostMemory, Memory, SampledMemory, limit_process
 from trainctl.trainer.backends.passes import Array
 
 log = logging.getLogger(__name__)
 _FOR_ALL_DEVICES = 1
 """cudaHostRegisterPortable: the memory counts as pinned for every device."""
+
+
+class CudaMemory:
+    """Memory by torch's allocator, which keeps the peak."""
+
+    def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
+        total = int(torch.cuda.get_device_properties(device).total_memory)
+        self._device, self._cap_bytes = device, min(total, limit_bytes or total)
+
+    def read(self) -> Memory:
+        # Once, not per number: each of torch's shorthands flattens and sorts the allocator's whole statistics.
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]["current"]
+        return Memory(allocated["current"], allocated["peak"], self._cap_bytes, reserved - allocated["current"])
+
+    def reset(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def sample(self) -> None:
+        """Do nothing: the allocator misses nothing."""
+
+
+class CudaDevice(Device):
+    has_own_memory = True
+
+    def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
+        super().__init__(f"{device} {torch.cuda.get_device_name(device)}", CudaMemory(device, limit_bytes))
+        self._device = device
+        self._queued: deque[torch.cuda.Event] = deque()  # at the end of each backward that may still be running
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def mark(self) -> torch.cuda.Event:
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def stay_close(self) -> None:
+        self._queued.append(self.mark())
+        if len(self._queued) > 1:
+            self._queued.popleft().synchronize()
+
+    def pin(self, flat: Array) -> None:
+        pin(flat)
+
+    def host_arrays(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+        return dict(zip(shapes, pinned_arrays(shapes.values()), strict=True))
+
+    def free_cache(self) -> None:
+        super().free_cache()
+        torch.cuda.empty_cache()
+
+
+class MpsMemory(SampledMemory):
+    def __init__(self, limit_bytes: int | None) -> None:
+        total = int(torch.mps.recommended_max_memory())
+        super().__init__(_mps_bytes, min(total, limit_bytes or total))
+
+    def read(self) -> Memory:
+        kept = torch.mps.driver_allocated_memory() - torch.mps.current_allocated_memory()
+        return replace(super().read(), cache_bytes=kept)
+
+
+class MpsDevice(Device):
+    """Apple's GPU."""
+
+    def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
+        super().__init__(str(device), MpsMemory(limit_bytes))
+
+    def wait(self) -> None:
+        torch.mps.synchronize()
+
+    def free_cache(self) -> None:
+        super().free_cache()
+        torch.mps.empty_cache()
+
+
+def _mps_bytes() -> int:
+    torch.mps.synchronize()  # or memory is read before it is taken
+    return torch.mps.current_allocated_memory()
+
+
+def open_device(device: torch.device, limit_bytes: int | None) -> Device:
+    """Return the device of a backend that may take so many bytes there; None: all that it has."""
+    match device.type:
+        case "cuda":
+            return CudaDevice(device, limit_bytes)
+        case "mps":
+            return MpsDevice(device, limit_bytes)
+        case _:
+            return Device(str(device), HostMemory(limit_bytes))
 
 
 def choose_device(wanted: str, where: str) -> torch.device:
@@ -89,17 +184,6 @@ def choose_kernels(device: torch.device, node: NodeTable, *, tf32: bool) -> None
     if node.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as NVIDIA's documentation of cuBLAS asks for
         torch.use_deterministic_algorithms(True)
-
-
-def memory_cap(device: torch.device, limit_bytes: int | None) -> int | None:
-    """Return the bytes that the trainer may hold on its device; None on a CPU, whose memory is the host's."""
-    if device.type == "cuda":
-        total = int(torch.cuda.get_device_properties(device).total_memory)
-    elif device.type == "mps":
-        total = int(torch.mps.recommended_max_memory())
-    else:
-        return None
-    return min(total, limit_bytes or total)
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""What a model on torch gives for a batch: an objective's outputs, the probe's values, and answers to prompts.
+"""Forward passes of a model on torch: an objective's outputs, the probe's values, and answers to prompts.
 
 In 16 bits, rounding alone moves a real model's log-probabilities by up to 1 nat, which hides a model that differs. So
 the probe's products are computed in float32 from the weights as the run holds them, one block of rows at a time; no

@@ -87,10 +87,10 @@ class Calibration:
         self._runner = StepRunner(config, self._node, self._backend, self._dataset, folder, self._try)
         self._sweep = Sweep(self._runner, self._take_passes)
         key = key_of(
-            config, self._node, backend=self._backend.name, device=self._backend.device, model_digest=self._digest
+            config, self._node, backend=self._backend.name, device=self._backend.device.name, model_digest=self._digest
         )
         self._profile = DeviceProfile(
-            key=key, created_at=time.time(), passes=(), memory_cap_bytes=self._backend.memory().cap_bytes
+            key=key, created_at=time.time(), passes=(), memory_cap_bytes=self._backend.device.memory.read().cap_bytes
         )
 
     def close(self) -> None:

@@ -130,7 +130,7 @@ class StepRunner:
 
     def time_forward(self, micro: int) -> Pass:
         """Return a forward pass alone, as scoring runs it: the median of several, after one that warms up."""
-        self._backend.discard()
+        self._backend.device.free_cache()
         batch = self._data.batch(self._data.samples_at(self._pieces(micro, 1)[0], self._seed))
         times, begun = list[float](), time.perf_counter()
         while len(times) < 1 + REPEATS or time.perf_counter() - begun < ENOUGH_SECONDS:
@@ -140,7 +140,7 @@ class StepRunner:
             if time.perf_counter() - begun > MAX_SECONDS:
                 break
         seconds = max(statistics.median(times[1:] or times), 1e-9)
-        return Pass(micro, seconds, self._backend.memory().peak_bytes or None)
+        return Pass(micro, seconds, self._backend.device.memory.read().peak_bytes or None)
 
     def step(self, micro: int, samples: int) -> StepTime:
         """Do a training step of the first so many samples."""
@@ -150,7 +150,7 @@ class StepRunner:
 
     def give_back_memory(self) -> None:
         """Return what the backend, and the C library (glibc), keep of freed memory to the system."""
-        self._backend.discard()
+        self._backend.device.free_cache()
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)
 
@@ -164,7 +164,7 @@ class StepRunner:
         plan = self._plan("measure", micro, ranges_of(positions))
         report = self._report(micro, lambda: side_plans.measure(self._rank, plan, time.perf_counter()))
         seconds = report.phases.forward + report.phases.backward
-        return Pass(micro, max(seconds, 1e-9), self._backend.memory().peak_bytes)
+        return Pass(micro, max(seconds, 1e-9), self._backend.device.memory.read().peak_bytes)
 
     def _plan(self, kind: PlanKind, micro: int, ranges: tuple[Range, ...]) -> StepPlan:
         step, samples = self._progress.last_step + 1, sum(part.count for part in ranges)
@@ -205,7 +205,7 @@ def matmul_rates(backend: Backend, seconds: float = MATMUL_SECONDS) -> Iterator[
     each = seconds / 2 / len(DTYPES)
     for dtype in DTYPES:
         gflops, per_core = _best_gflops(backend, dtype, SIZES[-1], each), None
-        if backend.name == "torch" and backend.device.startswith("cpu"):
+        if backend.name == "torch" and backend.device.name.startswith("cpu"):
             import torch
 
             threads = torch.get_num_threads()
@@ -220,7 +220,7 @@ def matmul_rates(backend: Backend, seconds: float = MATMUL_SECONDS) -> Iterator[
 
 def copy_rate(backend: Backend) -> float | None:
     """Return the bytes read and written per second, of smaller blocks where memory is short; None without any."""
-    size = CUDA_COPY_BYTES if backend.device.startswith("cuda") else COPY_BYTES
+    size = CUDA_COPY_BYTES if backend.device.name.startswith("cuda") else COPY_BYTES
     while size >= MIN_COPY_BYTES:
         if (seconds := _fastest_seconds(backend, partial(_copy, size))) is not None:
             return 2 * size / seconds
@@ -258,7 +258,7 @@ def _mean_seconds(backend: Backend, work: Work, count: int) -> float:
     begun = time.perf_counter()
     for _ in range(count):
         work()
-        backend.wait()
+        backend.device.wait()
     return (time.perf_counter() - begun) / count
 
 
@@ -273,7 +273,7 @@ def _product(dtype: str, size: int, backend: Backend) -> Work:
         return lambda: mx.eval(ones[0] @ ones[1])
     import torch
 
-    left = torch.randn(size, size, dtype=getattr(torch, dtype), device=backend.device.split()[0])
+    left = torch.randn(size, size, dtype=getattr(torch, dtype), device=backend.device.name.split()[0])
     right, out = left.flip(0), torch.empty_like(left)
     return lambda: torch.mm(left, right, out=out)
 
@@ -287,5 +287,5 @@ def _copy(size_bytes: int, backend: Backend) -> Work:
         return lambda: mx.eval(mx.negative(ones))
     import torch
 
-    block, out = (torch.ones(size_bytes // 4, device=backend.device.split()[0]) for _ in range(2))
+    block, out = (torch.ones(size_bytes // 4, device=backend.device.name.split()[0]) for _ in range(2))
     return lambda: out.copy_(block)

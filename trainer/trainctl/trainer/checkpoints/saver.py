@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class Saver:
             program=installed_version("trainctl") or "",
             python=platform.python_version(),
             library=f"{rank.backend.name} {installed_version(rank.backend.name) or ''}".strip(),
-            device=rank.backend.device,
+            device=rank.backend.device.name,
             system=f"{platform.system()} {platform.machine()}",
         )
 
@@ -257,7 +257,7 @@ class HostCopy:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._arrays: dict[SlotName, dict[str, Array]] = {}
+        self._arrays: dict[SlotName, dict[str, Array] | None] = {}  # None: copies need none
 
     def take(self) -> State:
         """Return the state as it is now, valid until the next call. Raises MemoryError if device or host have no room
@@ -269,17 +269,14 @@ class HostCopy:
                 raise
             problem = first_line(error)
         self._arrays.clear()
-        self._backend.discard()  # outside the handler, so that the traceback's frames hold no arrays
+        self._backend.device.free_cache()  # outside the handler, so that the traceback's frames hold no arrays
         raise MemoryError(f"out of memory for the copy of the state: {problem}")
 
     def release(self) -> None:
         """Give its memory back."""
         self._arrays.clear()
 
-    def _copy(self, slot: SlotName) -> dict[str, Array]:
-        if (unchanging := self._backend.unchanging_arrays(slot)) is not None:
-            return unchanging
-        arrays = self._arrays.get(slot) or self._backend.host_arrays()
-        self._arrays[slot] = arrays
-        self._backend.copy_out(slot, arrays)
-        return arrays
+    def _copy(self, slot: SlotName) -> Mapping[str, Array]:
+        if slot not in self._arrays:
+            self._arrays[slot] = self._backend.device.host_arrays(self._backend.shapes)
+        return self._backend.copy_out(slot, self._arrays[slot])

@@ -97,7 +97,7 @@ class Solo:
     def deliver(self, backend: Backend) -> None:
         return
 
-    def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], None]) -> Mapping[str, Array] | None:
+    def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], object]) -> Mapping[str, Array] | None:
         return None
 
     def share_numbers(self, source: int | None, numbers: Sequence[float]) -> list[float]:
@@ -197,7 +197,7 @@ class ReducerGroup:
         accumulators alone. Raises GroupError, or AbandonedError if the group was aborted."""
         if not self._is_pinned:
             self._is_pinned = True
-            backend.pin(self._buffer.floats)
+            backend.device.pin(self._buffer.floats)
         backend.copy_out("accumulators", self._arrays)
         numbers = tail.numbers()
         slots = self._buffer.floats[self._layout.elements :][: tail_words(len(self._form.ranks), len(numbers))]
@@ -211,7 +211,7 @@ class ReducerGroup:
         """Replace the backend's accumulators by the sum that `all_reduce` made."""
         backend.copy_in("accumulators", self._arrays)
 
-    def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], None]) -> Mapping[str, Array] | None:
+    def share(self, source: int | None, fill: Callable[[Mapping[str, Array]], object]) -> Mapping[str, Array] | None:
         """Return the arrays that the rank `source` (None: the lowest) fills in, one for each parameter; read-only, and
         until the next call. None if this rank is the only one. Raises as `all_reduce`."""
         if self.is_source(source):
@@ -281,7 +281,7 @@ class ReducerGroup:
             ) from None
 
     def _explained(self, error: EngineError) -> GroupError:
-        """An engine's error for a person; what it said itself goes to the log."""
+        """Return an engine's error for a person; its own words go to the log."""
         log.warning("%s, %s: %s", self._form.generation, self._form.engine, error)
         peer = None if error.peer is None else self._name(self._form.ranks[error.peer])
         what = "the sum" if self._deadline is None else "joining"
@@ -295,5 +295,5 @@ Group = Solo | ReducerGroup
 
 
 def _digest(text: str) -> bytes:
-    """Any layout digest as 32 bytes."""
+    """Return any layout digest as 32 bytes."""
     return hashlib.sha256(text.encode()).digest()

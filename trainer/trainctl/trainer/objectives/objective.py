@@ -14,9 +14,9 @@ from trainctl.trainer.data.batch import Batch
 
 
 class Outputs(ABC):
-    """What a model makes of one batch. Arrays are the backend's: torch.Tensor or mlx.core.array, float32 unless said.
-    Ask for the logits before the losses, which are then made from them; the sum of the losses alone may be computed
-    without ever holding all logits."""
+    """The outputs of a model for one batch. Arrays are the backend's: torch.Tensor or mlx.core.array, float32 unless
+    said. Ask for the logits before the losses, which are then made from them. The sum of the losses alone may be
+    computed without ever holding all logits."""
 
     @property
     @abstractmethod

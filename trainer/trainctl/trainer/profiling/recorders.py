@@ -151,8 +151,8 @@ Recorder = TorchRecorder | PhaseRecorder
 def make_recorder(backend: Backend, steps: int, folder: Path) -> Recorder:
     """Return what records with the backend's library; `folder` gets captures."""
     if backend.name == "torch":
-        return TorchRecorder(backend.device, steps)
-    if backend.device.startswith("gpu"):
+        return TorchRecorder(backend.device.name, steps)
+    if backend.device.name.startswith("gpu"):
         import mlx.core as mx
 
         if mx.metal.is_available():

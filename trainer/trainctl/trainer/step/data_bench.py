@@ -151,11 +151,11 @@ def _timed_need(config: RunFile, node: str, reader: MicroBatchReader, where: str
         except DeviceMemoryError as error:
             problem = f"out of memory with a micro-batch of {len(batch)}: {error}"
             raise TrainctlError(f"{problem}; lower batch.micro, or give --no-model") from None
-        backend.wait()
+        backend.device.wait()
         if number:
             timed.append((batch.tokens, time.perf_counter() - begun))
     rate = sum(tokens for tokens, _ in timed) / sum(seconds for _, seconds in timed)
-    return StepNeed(rate, "model", f"{_PASSES} micro-batches with {backend.name} on {backend.device}")
+    return StepNeed(rate, "model", f"{_PASSES} micro-batches with {backend.name} on {backend.device.name}")
 
 
 def main() -> int:

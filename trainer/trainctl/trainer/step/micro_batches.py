@@ -13,12 +13,12 @@ from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.permutation import Indices, positions_of
 
 Lengths = Callable[[Indices], Indices]
-"""Of each position, the length of its sample."""
+"""Gives the length of the sample at each position."""
 
 
 @dataclass(frozen=True)
 class PlanSums:
-    """What a plan's micro-batches came to, and what memory allowed."""
+    """Sums over a plan's micro-batches, and what memory allowed."""
 
     micro_batch: int = 0  # in use at the end: never more than there were samples
     replays: int = 0
@@ -31,7 +31,7 @@ class PlanSums:
 
 @dataclass(frozen=True)
 class _Fit:
-    """What memory allowed of a micro-batch that a version of the plan asks for."""
+    """The micro-batch that fitted where a version of the plan asked for another."""
 
     plan_version: int
     asked: int
@@ -122,7 +122,7 @@ class MicroBatchQueue:
 
 
 def _longest_first(positions: Indices, lengths: Lengths | None) -> tuple[Indices, Indices]:
-    """Positions and their lengths; the order of equals stays."""
+    """Return positions and their lengths; the order of equals stays."""
     widths = np.zeros(len(positions), np.int64) if lengths is None else lengths(positions)
     order = np.argsort(-widths, kind="stable")
     return positions[order], widths[order]

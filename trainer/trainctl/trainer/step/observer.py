@@ -13,7 +13,7 @@ import numpy as np
 from trainctl.protocol.batch.flops import StepFlops
 from trainctl.protocol.messages import PHASES, Phases, Report, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
-from trainctl.trainer.backends.backend import Backend, CompileMeter
+from trainctl.trainer.backends.backend import Backend, CompileMeter, Device
 from trainctl.trainer.backends.memory import Memory
 from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.collective.group import Reduced, Tail
@@ -44,7 +44,7 @@ class Observer:
 
     def begin(self, started: float) -> "Stopwatch":
         """Return the stopwatch of a plan: time and memory are this plan's from here on."""
-        self._backend.reset_peak()
+        self._backend.device.memory.reset()
         return Stopwatch(self._status, started, self._backend.compile_meter, self.ranges)
 
     @contextmanager
@@ -53,9 +53,9 @@ class Observer:
         if not self._update_ratio_every or step % self._update_ratio_every:
             yield
             return
-        before = self._backend.copy_of("weights")
+        before = self._backend.copy_out("weights")
         yield
-        after = self._backend.copy_of("weights")
+        after = self._backend.copy_out("weights")
         if size := _norm(before):
             self._update_ratio = {"update_ratio": _norm({name: after[name] - before[name] for name in before}) / size}
 
@@ -71,10 +71,8 @@ class Observer:
         skipped: str | None = None,
     ) -> Report:
         """Return a plan's report with everything that was measured of it."""
-        memory, seconds, sums = self._backend.memory(), watch.seconds(), sums or PlanSums()
-        measured = {**values, **memory.values}
-        if (held := self._backend.held) is not None:
-            measured |= held.values(memory)
+        memory, seconds, sums = self._backend.device.memory.read(), watch.seconds(), sums or PlanSums()
+        measured = {**values, **memory.values, **self._backend.held.values(memory)}
         if plan.kind == "train":
             measured |= {**self._memory_trend.add(memory), **self._update_ratio}
             self._update_ratio = {}
@@ -128,10 +126,10 @@ class Stopwatch:
         self.marks: list[tuple[str, Any, Any]] = []  # phases on the device, with where they begin and end in its queue
         self._started, self._compiled_before = started, self.meter.seconds
 
-    def phase(self, name: str, backend: Backend | None = None) -> "Phase":
-        """Time what is done within; an abandoned phase counts too. Where a device works on after a call has returned,
-        and its backend is passed, its own time counts, once `settle` is called."""
-        return Phase(self, name, backend)
+    def phase(self, name: str, device: Device | None = None) -> "Phase":
+        """Time what is done within; an abandoned phase counts too. Of a `device` that works on after a call has
+        returned, its own time counts, once `settle` is called."""
+        return Phase(self, name, device)
 
     def settle(self) -> None:
         """Add the time of phases on the device, which has passed their end."""
@@ -156,15 +154,15 @@ class Stopwatch:
 class Phase:
     """A context manager written out, since a generator's would cost the loop twice as much."""
 
-    __slots__ = ("_backend", "_begun", "_compiled", "_mark", "_name", "_range", "_watch")
+    __slots__ = ("_begun", "_compiled", "_device", "_mark", "_name", "_range", "_watch")
 
-    def __init__(self, watch: Stopwatch, name: str, backend: Backend | None) -> None:
-        self._watch, self._name, self._backend = watch, name, backend
+    def __init__(self, watch: Stopwatch, name: str, device: Device | None) -> None:
+        self._watch, self._name, self._device = watch, name, device
         self._range = None if watch.ranges is None else watch.ranges(name)
 
     def __enter__(self) -> None:
         self._watch.status.show(self._name)
-        self._mark = None if self._backend is None else self._backend.mark()
+        self._mark = None if self._device is None else self._device.mark()
         self._compiled, self._begun = self._watch.meter.seconds, time.perf_counter()
         if self._range is not None:
             self._range.__enter__()
@@ -173,11 +171,11 @@ class Phase:
         if self._range is not None:
             self._range.__exit__(*error)
         spent, name, compiled = self._watch.spent, self._name, self._watch.meter.seconds - self._compiled
-        if self._backend is None or self._mark is None:
+        if self._device is None or self._mark is None:
             spent[name] = spent.get(name, 0.0) + time.perf_counter() - self._begun - compiled
         elif error[0] is None:
             spent[name] -= compiled
-            self._watch.marks.append((name, self._mark, self._backend.mark()))
+            self._watch.marks.append((name, self._mark, self._device.mark()))
 
 
 class MemoryTrend:

@@ -1,4 +1,5 @@
-"""What a rank has committed and what its accumulators hold, shared by the threads that compute and answer.
+"""The steps that a rank has committed and the part of a batch that it holds, shared by the threads that compute and
+answer.
 
 Every change goes through `exclusive`, which admits only the formed generation. So once `try_fence` has answered,
 nothing is added or committed under the older one, and an optimizer update in progress has finished before it
@@ -79,7 +80,7 @@ class HalfBatch:
 
 @dataclass(frozen=True)
 class FenceAnswer:
-    """What a `Fenced` message is made from."""
+    """The parts of a `Fenced` message."""
 
     last_step: int
     held_from: Generation | None

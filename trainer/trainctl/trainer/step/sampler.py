@@ -146,7 +146,7 @@ def cut(text: str, size: int) -> str:
 
 
 class PairTexts:
-    """Of a run's data."""
+    """The texts of held-out pairs of a run's data."""
 
     def __init__(self, config: RunFile, data: TrainingData) -> None:
         self._config, self._data = config, data

@@ -16,8 +16,7 @@ from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.objectives.objective import Objective, Sums, term_scales
 from trainctl.trainer.step import preflight
 from trainctl.trainer.step.observer import Stopwatch
-from trainctl.trainer.step.rank import Rank
-from trainctl.trainer.step.state_transfer import take_lowest
+from trainctl.trainer.step.rank import Rank, take_lowest
 
 
 class HeldOutSums:
@@ -89,7 +88,7 @@ def measure(rank: Rank, plan: StepPlan, started: float) -> Report:
             scales = term_scales(1 / plan.divisor, rank.objective.weights(batch))
             rank.backend.loss_and_gradient(batch, scales, commit=None, phase=watch.phase)
             with watch.phase("backward"):
-                rank.backend.wait()
+                rank.backend.device.wait()
             timed.append((len(positions), watch.seconds() - begun))
             queue.done()
         except DeviceMemoryError as error:
@@ -103,7 +102,7 @@ def synchronize(rank: Rank, plan: StepPlan, started: float) -> Report:
     """Take over the state of the group's lowest rank, and report how far this one had drifted."""
     watch = rank.observer.begin(started)
     with watch.phase("sync"):
-        drift = take_lowest(rank.group, plan.generation, rank.backend, rank.progress)
+        drift = take_lowest(rank, plan.generation)
     return msgspec.structs.replace(rank.observer.report(plan, watch), drift=drift)
 
 
@@ -119,9 +118,10 @@ def probe(rank: Rank, plan: StepPlan, started: float, family: str) -> Probed:
 
 def defragment(rank: Rank, plan: StepPlan, started: float) -> Report:
     """Give what the allocator keeps unused back to the device, and report how much that was."""
-    watch, before = rank.observer.begin(started), rank.backend.memory().cache_bytes
-    rank.backend.discard()
-    report, after = rank.observer.report(plan, watch), rank.backend.memory().cache_bytes
+    watch, device = rank.observer.begin(started), rank.backend.device
+    before = device.memory.read().cache_bytes
+    device.free_cache()
+    report, after = rank.observer.report(plan, watch), device.memory.read().cache_bytes
     if before is None or after is None:
         return report
     return msgspec.structs.replace(report, values={**report.values, FREED: float(max(0, before - after))})
