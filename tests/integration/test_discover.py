@@ -1,4 +1,4 @@
-"""An agent that advertises itself is found by `trainctl discover`, over real multicast sockets on loopback."""
+"""An agent that advertises itself is found by `trainctl cluster discover`, over real multicast sockets on loopback."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def test_an_agent_that_advertises_itself_is_found(tmp_path: Path) -> None:
         try:
             assert agent.stdout is not None and agent.stdout.readline()
             for _ in range(10):
-                found = call_json("discover", "--cluster", file, "--seconds", "2")["found"]
+                found = call_json("cluster", "discover", "--cluster", file, "--seconds", "2")["found"]
                 mine = [one for one in found if one["node"] == "loud"]
                 if mine:
                     break

@@ -92,7 +92,7 @@ def test_the_commands_of_training(folder: Path) -> None:
     for place, line in enumerate(lines):
         if line.startswith("trainctl init"):
             lines[place] = f"{line}\nsed -i '{FEW_STEPS}' run.toml"
-        elif line.startswith("trainctl quantize"):
+        elif line.startswith("trainctl model quantize"):
             path = 's/^path = .*Qwen3-0.6B"/path = "Qwen3-0.6B-mlx-4bit"\\nbase = "mlx-4bit"/'
             lines[place] = f"{line}\nsed '{path}' run.toml > qlora.toml"
         elif line.startswith("trainctl run qlora"):

@@ -71,7 +71,7 @@ def assert_exports_answer_alike(cluster: Cluster, run: str, folder: Path) -> Non
     answers = [json.loads(line)["answer"] for line in scored.stdout.splitlines()]
     directory = str(cluster.run_paths("alpha", run).directory)
     fused = folder / "fused"
-    done = call_process("export-model", directory, "--to", "fused", "--dtype", "float32", "--output", fused)
+    done = call_process("model", "export", directory, "--to", "fused", "--dtype", "float32", "--output", fused)
     assert done.returncode == 0, done.stderr
     assert answers_of_transformers(fused, rows[:PROMPTS]) == answers
     assert answers_of_mlx(fused, rows[:PROMPTS]) == answers

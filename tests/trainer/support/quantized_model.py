@@ -1,4 +1,4 @@
-"""Quantized copies of models for tests, made as `trainctl quantize` makes them."""
+"""Quantized copies of models for tests, made as `trainctl model quantize` makes them."""
 
 from pathlib import Path
 

@@ -130,7 +130,7 @@ def check_place(folder: Path, calls: tuple[tuple[str, ...], ...], place: str) ->
     [
         ("--cluster c.toml --connect ipc:///a send stop", True),
         ("--config c.toml --connect ipc:///a run r.toml", True),
-        ("export-model r --to mlx", True),
+        ("model export r --to mlx", True),
         ("export r --output o.csv", True),
         ("export r", False),
         ("alerts --test", True),

@@ -39,7 +39,7 @@ DEFAULTS: Final[Mapping[str, Quantization]] = {
 """mlx-lm's group sizes; those of mxfp4 and nvfp4 are part of the format."""
 
 
-_ADVICE = f"take a model in one of MLX's formats ({', '.join(FORMATS)}), or make one with trainctl quantize"
+_ADVICE = f"take a model in one of MLX's formats ({', '.join(FORMATS)}), or make one with trainctl model quantize"
 
 
 def quantization_key(config: Mapping[str, Any]) -> str | None:
@@ -145,7 +145,7 @@ def check_base(wanted: str, config: Mapping[str, Any], model: Path, where: str) 
     if wanted == "nf4":
         raise InvalidInputError(where, f'model.base = "nf4" needs the whole model, but it is {found} in {model}')
     what = f"it is {found}" if found else "its weights are whole"
-    make = "trainctl quantize on the whole model, with" if found else f"trainctl quantize {model}"
+    make = "trainctl model quantize on the whole model, with" if found else f"trainctl model quantize {model}"
     raise InvalidInputError(
         where,
         f'model.base = "{wanted}", but {what} in {model}: run {make} --to {wanted}, and set model.path to the '

@@ -107,10 +107,10 @@ NAMES_ELSEWHERE: Final = {
     "keys": "adapter.targets",
     "lora_parameters": "adapter.rank",
     "val_batches": "data.held_out",
-    "adapter_path": "trainctl export-model RUN --to mlx",
-    "resume_adapter_file": "trainctl export-model RUN --to fused",
+    "adapter_path": "trainctl model export RUN --to mlx",
+    "resume_adapter_file": "trainctl model export RUN --to fused",
     "run_name": "run.name",
-    "output_dir": "trainctl export-model RUN",
+    "output_dir": "trainctl model export RUN",
     "report_to": "trainctl mirror",
 }
 """Settings as other trainers call them, with the name here of each; docs/from-other-trainers.md lists them."""

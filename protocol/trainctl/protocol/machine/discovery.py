@@ -1,4 +1,4 @@
-"""Discovery of agents by multicast DNS (RFC 6763), for `trainctl discover`: their addresses, and no secret.
+"""Discovery of agents by multicast DNS (RFC 6763), for `trainctl cluster discover`: their addresses, and no secret.
 
 No one is bound to tell the truth there, so keys are never taken from it: the fingerprint only says which key to expect.
 """

@@ -1,4 +1,4 @@
-"""`trainctl cluster` adds, lists and removes nodes; `trainctl discover` lists the agents that advertise themselves."""
+"""`trainctl cluster`: add, list and remove nodes, copy files to them, and list the agents that advertise themselves."""
 
 import shlex
 import threading
@@ -17,7 +17,7 @@ from trainctl.tui.cli.options import ClusterFile, Json, Set, subcommands, subgro
 from trainctl.tui.commands import arguments, targets
 
 app = subcommands()
-group = subgroup("Add, list and remove nodes; copy a run's files to them.")
+group = subgroup("Add, list, find and remove nodes; copy a run's files to them.")
 app.add_typer(group, name="cluster")
 
 
@@ -233,7 +233,7 @@ def _show_copied(found: dict[str, list[Any]], *, json: bool) -> int:
     return code
 
 
-@app.command()
+@group.command()
 def discover(
     cluster: ClusterFile = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=600, help="Seconds to listen.")] = 3.0,
@@ -264,7 +264,7 @@ def listen(seconds: float) -> tuple[Advert, ...]:
     try:
         from zeroconf import InterfaceChoice, IPVersion, ServiceBrowser, Zeroconf
     except ModuleNotFoundError:
-        raise InvalidInputError("discover", f"zeroconf is not installed; {installing('discovery')}") from None
+        raise InvalidInputError("cluster discover", f"zeroconf is not installed; {installing('discovery')}") from None
     listener, over = _Listener(), threading.Event()
     zeroconf = Zeroconf(interfaces=InterfaceChoice.All, ip_version=IPVersion.V4Only)
     try:

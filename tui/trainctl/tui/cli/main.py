@@ -33,24 +33,42 @@ from trainctl.tui.cli.options import (
 )
 from trainctl.tui.commands import targets
 
-GROUPS = {
-    "demo": ("demo",),
-    "run": ("run",),
-    "check": ("check", "data"),
-    "runs": ("ls", "runs"),
-    "inspect": ("status", "alerts", "policies", "diagnose", "report", "diff", "replay"),
-    "watch": ("watch", "events"),
-    "logs": ("logs",),
-    "send": ("send", "profile", "promote"),
-    "export": ("export", "export-model", "score", "mirror", "quantize"),
-    "advise": ("simulate", "advise", "bench"),
-    "init": ("init", "config", "schema", "help"),
-    "keys": ("keys",),
-    "doctor": ("doctor", "calibrate"),
-    "cluster": ("discover", "cluster"),
+HEADINGS = {
+    "watch and steer": {
+        "attach": "main",
+        "status": "inspect",
+        "watch": "watch",
+        "events": "watch",
+        "logs": "logs",
+        "alerts": "inspect",
+        "policies": "inspect",
+        "diagnose": "inspect",
+        "send": "send",
+        "profile": "send",
+        "promote": "send",
+    },
+    "runs": {
+        "demo": "demo",
+        "init": "init",
+        "check": "check",
+        "run": "run",
+        "ls": "runs",
+        "runs": "runs",
+        "report": "inspect",
+        "diff": "inspect",
+        "replay": "inspect",
+        "export": "export",
+        "mirror": "export",
+    },
+    "data and models": {"data": "check", "model": "model", "score": "export"},
+    "cluster": {"cluster": "cluster", "doctor": "doctor"},
+    "tune": {"advise": "advise", "bench": "advise", "simulate": "advise", "calibrate": "doctor"},
+    "keys and settings": {"keys": "keys", "config": "init", "schema": "init", "help": "init"},
 }
-"""The subcommands of each file, in the order of the help."""
-FILES = {name: file for file, names in GROUPS.items() for name in names}
+"""The subcommands under each heading of the help, and the file of each."""
+FILES = {name: file for names in HEADINGS.values() for name, file in names.items() if file != "main"}
+RENAMED = {"discover": "cluster discover", "export-model": "model export", "quantize": "model quantize"}
+"""Names of 0.2.0, which still work, by what they are now."""
 CHANGING = frozenset(
     {
         "run",
@@ -75,7 +93,7 @@ CHANGING = frozenset(
 """Subcommands that change a run, the cluster, or who may do what: `--read-only` refuses them."""
 
 
-WRITING = frozenset({"export-model", "quantize", "mirror"})
+WRITING = frozenset({"model", "mirror"})
 """Subcommands that leave files, and change nothing else."""
 
 
@@ -107,6 +125,7 @@ def refuse_changes(words: Sequence[str]) -> None:
 SUMMARIES = {
     "demo": "Train a small real model with a few agents on this machine.",
     "run": "Start or resume a run.",
+    "ls": "List the runs that the agents know, newest first.",
     "check": "Check a run file and report every problem.",
     "alerts": "List the open alerts, urgent ones first.",
     "policies": "Show what each policy sees, would do next, and did.",
@@ -121,18 +140,15 @@ SUMMARIES = {
     "promote": "Make another node the lead.",
     "replay": "Replay a run in the full screen, from its directory.",
     "export": "Export a run as a table: CSV, JSON lines or Parquet.",
-    "export-model": "Export a trained model for peft, mlx-lm or transformers.",
     "score": "Compute log-probabilities or answers for rows of a file.",
     "simulate": "Simulate a run over machines that a file describes.",
     "mirror": "Copy a run to TensorBoard or W&B, live or afterwards.",
     "config": "Print the full screen's effective settings.",
     "init": "Create a starter run.toml and cluster.toml.",
-    "quantize": "Make a quantized copy of a model for QLoRA.",
     "doctor": "Check the cluster's machines and suggest fixes.",
     "calibrate": "Measure each node's fastest micro-batch and its parts.",
     "advise": "Advise on nodes for a run: speed, time, cost, settings.",
     "bench": "Compare settings of a run by short real runs here.",
-    "discover": "List the agents advertised on the network.",
     "schema": "Print a TOML file's JSON Schema, for editors.",
     "help": "Print a documentation page, offline.",
 }
@@ -140,11 +156,11 @@ SUMMARIES = {
 
 
 class LateCommands(Mapping[str, Any]):
-    """The commands of `own`, then those of FILES, each completed as it is built."""
+    """The commands of `own` and those of FILES, by heading, each completed as it is built."""
 
     def __init__(self, own: Mapping[str, Any], complete: Callable[[Any], None]) -> None:
         self._built, self._complete = dict(own), complete
-        self._names = [*own, *FILES]
+        self._names = [name for names in HEADINGS.values() for name in names]
         for command in own.values():
             complete(command)
 
@@ -166,6 +182,10 @@ class LateCommands(Mapping[str, Any]):
         return len(self._names)
 
 
+_ALL = "trainctl.help_all"
+"""The key in a context's `meta` of whether help lists every command with its summary."""
+
+
 class _Group(TyperGroup):
     """Has the subcommands of all files, of which whatever takes --connect takes --server-key."""
 
@@ -184,7 +204,33 @@ class _Group(TyperGroup):
         except BrokenPipeError:  # which the parser library would call a failure
             raise typer.Exit(BROKEN_PIPE) from None
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """List the commands by heading, before the options; with --all, what each does."""
+        self._format_headings(ctx, formatter)
+        super().format_options(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Print nothing after the options."""
+
+    def _format_headings(self, ctx: Any, formatter: Any) -> None:
+        if not ctx.meta.get(_ALL):
+            with formatter.section("Commands; `trainctl --help --all` says what each does"):
+                formatter.write_dl([(heading, " ".join(names)) for heading, names in HEADINGS.items()])
+            return
+        for heading, names in HEADINGS.items():
+            with formatter.section(heading.capitalize()):
+                formatter.write_dl([(f"{name:<9}", self.commands[name].get_short_help_str(64)) for name in names])
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_ALL] = "--all" in args
+        return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        now = RENAMED.get(args[0])
+        if now is not None:
+            if not ctx.resilient_parsing:
+                output.tell(f"trainctl {args[0]} is now trainctl {now}; the old name goes with the next version")
+            args = [*now.split(), *args[1:]]
         if ctx.params.get("read_only") and not ctx.resilient_parsing:
             refuse_changes(args)
         self.has_effect = has_effect(args)
@@ -217,7 +263,12 @@ def root(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="With --version: print what a bug report needs, and nothing private.")
     ] = False,
+    all_commands: Annotated[
+        bool, typer.Option("--all", help="With --help: list each command with what it does.")
+    ] = False,
 ) -> int:
+    if all_commands:
+        raise InvalidInputError("--all", "applies only to --help")
     if version:
         from trainctl.tui.setup import installed
 
