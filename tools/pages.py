@@ -21,7 +21,6 @@ from tools.pictures import as_svg
 from tools.protocol_docs import docs, generated, schema
 from trainctl.protocol import errors
 from trainctl.protocol.analysis.diagnosis.diagnose import fields
-from trainctl.protocol.analysis.diagnosis.rule import Rule
 from trainctl.protocol.analysis.diagnosis.rules.table import RULES
 from trainctl.protocol.client import BlockingClient, Client, attach_cluster
 from trainctl.protocol.config.validation_errors import NAMES_ELSEWHERE
@@ -64,20 +63,20 @@ def keys_page() -> str:
 
 
 def diagnosis_page() -> str:
-    """Return docs/diagnosis.md."""
-    table = ["| cause | what is wrong | what shows it | explains |", "| --- | --- | --- | --- |"]
+    """Return docs/diagnosis.md: its rules, and each remedy once with the causes that it is for."""
+    table = ["|cause|what is wrong|what shows it|explains|", "|---|---|---|---|"]
+    causes: dict[tuple[str, str], list[str]] = {}
     for rule in RULES:
         follows = ", ".join(f"`{cause}`" for cause in rule.explains)
-        table.append(f"| `{rule.cause}` | {rule.title} | {rule.sign} | {follows} |")
-    remedies = "\n\n".join("\n".join([f"`{rule.cause}`", "", *_remedies(rule)]) for rule in RULES)
-    return generated.filled(Path("docs/diagnosis.md"), {"rules": "\n".join(table), "remedies": remedies})
-
-
-def _remedies(rule: Rule) -> Iterator[str]:
-    for number, rung in enumerate(rule.ladder, 1):
-        shown = {name: name.upper().replace("_", "-") for name in fields(rung)}
-        command = f": `{rung.command.format_map(shown)}`" if rung.command else ""
-        yield f"{number}. {rung.text.format_map(shown)}{command}"
+        table.append(f"|`{rule.cause}`|{rule.title}|{rule.sign}|{follows}|")
+        for rung in rule.ladder:
+            shown = {name: name.upper().replace("_", "-") for name in fields(rung)}
+            remedy = rung.text.format_map(shown), rung.command.format_map(shown)
+            causes.setdefault(remedy, []).append(f"`{rule.cause}`")
+    remedies = ["|remedy|command|causes|", "|---|---|---|"]
+    for (text, command), names in causes.items():
+        remedies.append(f"|{text}|{f'`{command}`' if command else ''}|{', '.join(names)}|")
+    return generated.filled(Path("docs/diagnosis.md"), {"rules": "\n".join(table), "remedies": "\n".join(remedies)})
 
 
 def names_page() -> str:
