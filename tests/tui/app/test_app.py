@@ -6,7 +6,7 @@ import threading
 import msgspec
 import pytest
 from tests.tui.support.driving import body, burst, driven, hint, until
-from tests.tui.support.recorded import committed, run_view, source_of  # fmt: skip
+from tests.tui.support.recorded import committed, resized, run_view, source_of  # fmt: skip
 from tests.waiting import HANG_SECONDS
 from textual import events
 from textual.pilot import Pilot
@@ -21,6 +21,7 @@ from trainctl.tui.widgets.line_view import Lines
 
 async def test_the_command_line_checks_previews_sends_and_reports() -> None:
     source = source_of(1)
+    source.dry_runs = resized
 
     async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
         await pilot.press("colon", *"resize-batch micro=0")
@@ -28,7 +29,7 @@ async def test_the_command_line_checks_previews_sends_and_reports() -> None:
         await pilot.press("enter")
         assert source.commands == []
         await pilot.press("backspace", "6")
-        assert "8×3 → 6×4; step time at micro 6 isn't measured yet" in hint(app)
+        await until(pilot, lambda: "8×3 → 6×4; step time isn't known yet" in hint(app))
         await pilot.press("enter")
         await until(pilot, lambda: "applied @ step 120" in hint(app))
         burst(app, "colon", *"pause", "enter")

@@ -1,4 +1,4 @@
-"""`rebalance auto=true`: dialog and preview find the same shares and micro-batches as the agent, from its view."""
+"""`rebalance auto=true`: dialog and dry run find the same shares and micro-batches as the agent, from its view."""
 
 import random
 
@@ -10,10 +10,10 @@ from tests.tiers import scale
 from tests.tui.support.recorded import BOOT, CLOCK, snapshot
 
 from trainctl.node_agent.conductor import views
+from trainctl.node_agent.conductor.dry_run import dry_run
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import Pass, ProfileSummary
-from trainctl.tui.commands import arguments, share_editor, shares
-from trainctl.tui.commands.forms import preview
+from trainctl.tui.commands import share_editor, shares
 from trainctl.tui.state import reducer
 from trainctl.tui.state.view_state import ViewState
 
@@ -69,7 +69,7 @@ def calibrated(simulation: Published, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_dialog_and_preview_show_what_the_agent_then_does(seed: int) -> None:
+def test_dialog_and_dry_run_show_what_the_agent_then_does(seed: int) -> None:
     chance = random.Random(seed)
     count = chance.randint(2, 5)
     nodes = tuple(f"n{at}" for at in range(count))
@@ -84,7 +84,9 @@ def test_dialog_and_preview_show_what_the_agent_then_does(seed: int) -> None:
     state, before = simulation.seen(), simulation.conductor.durable.settings
     found = shares.fastest(shares.seats_of(state))
     split = share_editor.auto(share_editor.opened(state))
-    shown = preview(arguments.parse("rebalance auto=true"), state).text
+    request = m.DryRunRequest(rid="r", verb="rebalance", args={"auto": True})
+    said = dry_run(simulation.conductor, request, simulation.now)
+    assert (said.refused == "" and said.ranks) or before.shares == found.shares
     id = simulation.command("rebalance", auto=True)
     simulation.run()
     assert simulation.ends[id].state == "applied"
@@ -96,7 +98,6 @@ def test_dialog_and_preview_show_what_the_agent_then_does(seed: int) -> None:
         min(seat.micro_batch, share) for seat, share in zip(split.seats, found.shares, strict=True)
     )
     assert split.args == ({"auto": True} if changed else {"shares": dict(zip(nodes, found.shares, strict=True))})
-    for rank, node in enumerate(nodes[: 3 if count == 5 else 4]):  # the preview names three of five
-        chosen = after.ranks[rank].micro_batch != before.ranks[rank].micro_batch
-        was, now = before.micros[rank], after.micros[rank]
-        assert not chosen or was == now or f"{node} {was} → {now}" in shown
+    by_lead = {one.rank: (one.share, one.micro) for one in said.ranks}
+    for rank, share in enumerate(found.shares):
+        assert by_lead.get(rank, (share, after.micros[rank])) == (share, after.micros[rank])

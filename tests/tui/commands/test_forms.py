@@ -80,35 +80,6 @@ def test_a_dialog_carries_the_plan_it_was_computed_from() -> None:
     assert c.form("checkpoint", STATE).if_plan is None
 
 
-def test_previews_tell_the_mathematics_apart_from_the_speed() -> None:
-    def said(text: str) -> str:
-        piece = preview(arguments.parse(text), STATE)
-        assert piece.role == "strong"
-        return piece.text
-
-    assert said("resize-batch micro=24") == (
-        "atlas 8×3 → 24×1; step time at micro 24 isn't measured yet; predicted memory 0.49 GB; curve unchanged"
-    )
-    assert "changes the curve" in said("set-lr value=6e-4")
-    assert "×0.496" in said("set-lr value=6e-4")
-    assert said("set-global-batch value=48 schedule=scale") == (
-        "G 24 → 48, lr ×2: changes the curve; predicted 0.31 → 0.60 s"
-    )
-    assert "WITHOUT" in said("stop checkpoint=false")
-
-
-@pytest.mark.parametrize(
-    ("text", "state", "says"),
-    [
-        ("resize-batch micro=17", FLEET, "17 is more than studio's share of 16 samples"),
-        ("resize-batch micro=4 --node x", STATE, "no node 'x' in this run; the nodes are atlas"),
-    ],
-)
-def test_what_the_agent_will_refuse_is_said_before_it_is_sent(text: str, state: md.ViewState, says: str) -> None:
-    piece = preview(arguments.parse(text), state)
-    assert (piece.text, piece.role) == (says, "bad")
-
-
 OUT = reducer.apply(md.ViewState(), snapshot(shrunk(run_view(3))), CLOCK.at_monotonic)
 LOST = msgspec.structs.replace(
     shrunk(run_view(3)),
@@ -117,30 +88,10 @@ LOST = msgspec.structs.replace(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("admit --node mlx-c", "mlx-c is coming back and rejoins automatically"),
-        ("admit --node torch-a", "torch-a is not drained"),
-        ("drain --node torch-a", "torch-a is the last node in the group"),
-        ("resize-batch micro=1 --node torch-b", "torch-b (failed) takes no samples"),
-        ("resize-batch micro=1 --node mlx-c", "mlx-c (rejoining) takes no samples"),
-        ("rebalance mlx-c=2", "no node 'mlx-c' in the group; the nodes are torch-a"),
-    ],
-)
-def test_what_cannot_be_done_with_ranks_that_are_out(text: str, says: str) -> None:
-    piece = preview(arguments.parse(text), OUT)
-    assert (piece.text, piece.role) == (says, "bad")
-
-
 def test_one_that_is_lost_comes_back_by_itself_and_one_that_failed_by_admit() -> None:
     lost = reducer.apply(md.ViewState(), snapshot(LOST), CLOCK.at_monotonic)
-    assert "rejoins automatically" in preview(arguments.parse("admit --node mlx-c"), lost).text
     assert c.form("admit", lost).blocked == "no node is drained or failed"
     assert c.form("admit", OUT, rank=2).fields[0].choices == ("torch-b",)
-    taken = preview(arguments.parse("admit --node torch-b"), OUT)
-    assert taken.role == "strong"
-    assert "torch-b 0 → 12" in taken.text
     assert c.way_back(OUT) == [
         "torch-b failed; :admit --node torch-b puts it back", "mlx-c is coming back and rejoins automatically",
     ]  # fmt: skip

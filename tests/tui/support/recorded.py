@@ -475,6 +475,7 @@ class Recorded:
         self.known_step_profiles: tuple[m.Event, ...] = ()
         self.known_traces: dict[tuple[str, str], bytes] = {}  # by node and file
         self.known_policies: m.Policies | None = None
+        self.dry_runs: Callable[[m.DryRunRequest], m.DryRun] | None = None
         self.known_diagnosis: m.DiagnosisReply | None = None
         self.known_profiles: dict[str, tuple[DeviceProfile, ...]] = {}  # by node
         self.known_works: tuple[m.WorkSummary, ...] = ()
@@ -547,6 +548,10 @@ class Recorded:
                 raise RefusedError(f"run: {asked.run} isn't active: its policies see nothing until it is resumed")
             case m.PoliciesRequest():
                 return self.known_policies
+            case m.DryRunRequest() if self.dry_runs is None:
+                raise UnreachableError("no answer from studio within 3 s")
+            case m.DryRunRequest():
+                return self.dry_runs(asked)
             case m.DiagnosisRequest() if self.known_diagnosis is None:
                 raise UnreachableError("no answer from studio within 3 s")
             case m.DiagnosisRequest():
@@ -606,3 +611,11 @@ def app_of(source: Recorded, clock: FrozenClock = CLOCK, **options: Any) -> Trai
     """The program over a recorded agent, with everything that could vary held still."""
     options = {"address": "tcp://127.0.0.1:7474", "in_ascii": False, **options}
     return TrainctlApp(lambda: source, clock=clock, theme="night", **options)
+
+
+def resized(asked: m.DryRunRequest) -> m.DryRun:
+    """The answer of a lead whose rank 0 has a share of 24 samples, to `resize-batch`; others change nothing known."""
+    micro = asked.args.get("micro", 8)
+    refused = {"refused": f"{micro} is over atlas's share of 24 samples", "field": "micro"} if micro > 24 else {}
+    rank = m.RankForecast(rank=0, node="atlas", share_before=24, share=24, micro_before=8, micro=micro)
+    return m.DryRun(rid="r", run=asked.run or "", verb=asked.verb, step=120, ranks=(rank,), **refused)

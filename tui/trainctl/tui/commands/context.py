@@ -1,9 +1,11 @@
 """The full-screen program as its screens, dialogs and commands may ask of it, so that none of them imports it; and how
 a command is sent from there and followed to its end."""
 
+import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from textual.dom import DOMNode
@@ -12,9 +14,10 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from trainctl.protocol.errors import TrainctlError, UnreachableError
-from trainctl.protocol.messages import AlertView
+from trainctl.protocol.messages import AlertView, DryRunRequest, verbs
 from trainctl.tui.commands import forms, verb_registry
 from trainctl.tui.commands.command import Order, replies
+from trainctl.tui.commands.forecast import forecast
 from trainctl.tui.commands.forms import Progress
 from trainctl.tui.state.live_feed import LogFeed
 from trainctl.tui.state.source import Source
@@ -134,6 +137,26 @@ def send(app: AppContext, order: Order, follower: ProgressView) -> None:
         return
     follower.follow(progress)  # at once: the keys after this one must find it sent
     app.run_worker(_carry(app, progress, follower), group="command")
+
+
+def foresee(app: AppContext, order: Order, show: Callable[[Piece], None]) -> None:
+    """Have the run's lead say what a command would do, or why it would refuse it; `show` is given that. Nothing is
+    shown if no lead answers, or the command isn't about the plan of a run."""
+    run = app.shown.run
+    is_about_plan = verbs.VERBS[order.verb].scope != "agent"
+    if run is not None and run.kind == "hosted" and app.shown.active and is_about_plan:
+        asked = partial(_foresee, app, dataclasses.replace(order, run=run.run), show)
+        app.run_worker(asked, group="forecast", exclusive=True)
+
+
+async def _foresee(app: AppContext, order: Order, show: Callable[[Piece], None]) -> None:
+    asked = (order.verb, order.run, dict(order.args), order.node, order.if_plan)
+    with contextlib.suppress(TrainctlError):
+        if app.client is None:
+            return
+        found = await app.client.lead.ask(DryRunRequest, *asked)
+        if found.refused or verbs.VERBS[order.verb].scope == "edit":
+            show(Piece(forecast(found), "bad" if found.refused else "strong"))
 
 
 async def _carry(app: AppContext, progress: forms.Progress, follower: ProgressView) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config.objectives import SAMPLES
+from trainctl.tui.commands.forecast import few
 from trainctl.tui.commands.shares import Seat, fastest, former, seats_of, with_micros
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
+from trainctl.tui.text.styled_line import clean
 
 _TYPED = re.compile(r"\d{1,7}%?")
 
@@ -155,3 +157,13 @@ def _taker(split: Split, shares: Sequence[int]) -> int | None:
 def _load(seat: Seat, share: int) -> tuple[float, int]:
     seconds = seat.seconds(share)
     return (seconds if seconds is not None else 0.0, share)
+
+
+def micros_changed(before: Sequence[Seat], after: Sequence[Seat], wanted: Sequence[int]) -> str:
+    """Return the micro-batches in force that change with these shares; empty if none of them was chosen."""
+    parts = [
+        f"{clean(old.node)} {old.micro_in_force} → {min(new.micro_batch, share)}"
+        for old, new, share in zip(before, after, wanted, strict=True)
+        if new.micro_batch != old.micro_batch and min(new.micro_batch, share) != old.micro_in_force
+    ]
+    return f"micro-batch {few(parts)}" if parts else ""

@@ -11,20 +11,16 @@ most in proportion.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from trainctl.protocol.batch.pass_curve import PassCurve
-from trainctl.protocol.batch.split import group_costs, shares_as_wanted, shares_with_back, shares_without, split
+from trainctl.protocol.batch.split import group_costs, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.state.rank_rows import paces
 from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
 from trainctl.tui.state.run_events import took_effect
-from trainctl.tui.state.view_state import Tried, ViewState
-from trainctl.tui.text import formatting
+from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.formatting import gigabytes
-from trainctl.tui.text.styled_line import clean
 
 
 @dataclass(frozen=True)
@@ -123,39 +119,6 @@ def with_micros(seats: Sequence[Seat], micros: Sequence[int]) -> tuple[Seat, ...
     return tuple(replace(seat, micro_batch=micro) for seat, micro in zip(seats, micros, strict=True))
 
 
-def resolve(seats: Sequence[Seat], wanted: Mapping[str, int | str]) -> tuple[int, ...]:
-    """Return the shares that `rebalance` with these values means. Raises ValueError saying why there are none."""
-    names = {index: seat.node for index, seat in enumerate(seats)}
-    for node in wanted:
-        if node not in names.values():
-            raise ValueError(f"no node {node!r} in the group; the nodes are {', '.join(names.values())}")
-    return _in_words(lambda: shares_as_wanted(_shares(seats), names, wanted))
-
-
-def meant(seats: Sequence[Seat], args: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the shares that the arguments of `rebalance` mean; None where only the agent can tell. Raises as
-    `resolve`."""
-    if not args.get("auto"):
-        return resolve(seats, args["shares"])
-    found = fastest(seats)
-    return found.shares if found is not None else None
-
-
-def without(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
-    """Return the shares once `node` is drained: 0 for it, its samples to the others in proportion."""
-    leaving = {index for index, seat in enumerate(seats) if seat.node == node}
-    left = shares_without(_shares(seats), leaving)
-    return tuple(left.get(index, 0) for index in range(len(seats)))
-
-
-def with_back(seats: Sequence[Seat], node: str) -> tuple[int, ...]:
-    """Return the shares once `node`, which is out, is admitted."""
-    back = {index for index, seat in enumerate(seats) if seat.node == node}
-    shares = {index: share for index, share in _shares(seats).items() if index not in back}
-    rates = {index: rate for index, seat in enumerate(seats) if (rate := seat.samples_per_second) is not None}
-    return tuple(shares_with_back(shares, back, rates).values())
-
-
 def _shares(seats: Sequence[Seat]) -> dict[int, int]:
     return {index: seat.share for index, seat in enumerate(seats)}
 
@@ -186,14 +149,6 @@ def former_of(shares: Mapping[str, int], seats: Sequence[Seat]) -> tuple[int, ..
 
 _LEAST_GROWTH = 0.02
 """A peak over what is held by less than this part says nothing about samples."""
-
-
-def rate_at(tried: Tried, rank: int, micro: int) -> float | None:
-    """Return samples a second of a rank at a micro-batch, measured or between two others that were; None if unknown."""
-    known = {size: size / trial.rate for (of, size), trial in tried.items() if of == rank and trial.rate > 0}
-    if micro not in known and len(known) < 2:
-        return None
-    return PassCurve(tuple(known.items())).samples_per_second(micro)
 
 
 @dataclass(frozen=True)
@@ -229,40 +184,3 @@ def memory_at(seat: Seat, share: int, micro: int) -> Memory | None:
     if samples < _LEAST_GROWTH * peak:
         return Memory(peak * times, cap, at_most=True)
     return Memory(held + samples * times, cap, at_most=False)
-
-
-def fits(seats: Sequence[Seat], shares: Sequence[int], micros: Sequence[int]) -> str:
-    """Return `fits`, or whose memory may not suffice and how much that would be; nothing where no cap is known."""
-    found = [
-        (seat, memory)
-        for seat, share, micro in zip(seats, shares, micros, strict=True)
-        if (memory := memory_at(seat, share, micro)) is not None and memory.cap_bytes is not None
-    ]
-    over = [
-        f"{clean(seat.node)} {'may be' if memory.at_most else 'is'} over its memory: {memory}"
-        for seat, memory in found
-        if memory.over
-    ]
-    return over[0] if over else "fits" if found else ""
-
-
-def with_micro(seat: Seat, micro: int, tried: Tried) -> Seat:
-    """Return the seat at another micro-batch: by its curve, else by the micro-batches that it has left; without a model
-    if neither is known."""
-    if min(seat.share, seat.micro_batch) == min(seat.share, micro):
-        return seat
-    if seat.model is not None and not seat.model.is_linear:
-        return replace(seat, micro_batch=micro)
-    rate = rate_at(tried, seat.rank, micro)
-    if seat.model is None or rate is None:
-        return replace(seat, model=None)
-    return replace(seat, model=StepModel.linear(rate, seat.model.floor_seconds))
-
-
-def seconds_change(now: float | None, then: float | None) -> str:
-    """Return `predicted 3.06 → 2.99 s`; nothing where one of them isn't known."""
-    if now is None or then is None:
-        return ""
-    before, after = formatting.seconds(now), formatting.seconds(then)
-    same = before.rpartition(" ")[2] == after.rpartition(" ")[2]
-    return f"predicted {before.partition(' ')[0] if same else before} → {after}"

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainctl.protocol.messages import Event, RankView, RunView
-from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
 from trainctl.tui.state import series
-from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.formatting import seconds
 from trainctl.tui.text.styled_line import clean
@@ -71,9 +69,9 @@ class VerbDescription:
     blocked: Callable[[ViewState], str] = lambda state: ""
     """The reason why an active run gives the dialog nothing to do."""
     refused: Callable[[Proposal], str] = lambda proposal: ""
-    """The reason why the agent will refuse a command, as far as that shows here."""
+    """The reason why the agent will refuse a command that isn't about the plan of a run: its lead says the others."""
     preview: Callable[[Proposal], str] | None = None
-    """One line on what a command would do to the run; None: the verb's summary says it."""
+    """One line on what a command would do to the run, until its lead has said it; None: the verb's summary says it."""
     changes_nothing: Callable[[Order, RunView], bool] = lambda order, run: False
     """Return whether all is as the command would have it already."""
     undo_remark: Callable[[Order], str] = lambda order: ""
@@ -103,12 +101,6 @@ def no_node(proposal: Proposal) -> str:
     return f"no node {proposal.order.node!r} in this run; the nodes are {known}"
 
 
-def not_live(proposal: Proposal) -> str:
-    """Return why a command for one node is refused; empty if that node is in the group, or the command is for all."""
-    node = proposal.order.node
-    return no_node(proposal) if node is not None and all(view.node != node for view in live_ranks(proposal.run)) else ""
-
-
 # ---------------------------------------------------------------- phrases
 
 
@@ -117,44 +109,3 @@ def within(state: ViewState) -> str:
     usual = series.typical(state.lately("step_seconds"))
     active = state.run is not None and state.run.state == "running"
     return f", within about {seconds(usual)}" if active and usual is not None else ""
-
-
-def joined(*parts: str) -> str:
-    """Return phrases one after the other, without the empty ones."""
-    return "; ".join(part for part in parts if part)
-
-
-def few(parts: Sequence[str]) -> str:
-    """Return the first three, and how many more there are."""
-    more = f" and {len(parts) - 3} more" if len(parts) > 4 else ""
-    return ", ".join(parts[:3] if more else parts) + more
-
-
-def moved(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int]) -> str:
-    """Return what each node of `after` has and gets, and the step and memory that makes; `before` is who takes part
-    now."""
-    changed = [
-        f"{clean(seat.node)} {seat.share} → {share}"
-        for seat, share in zip(after, wanted, strict=True)
-        if seat.share != share
-    ]
-    if not changed:
-        return "same split as now; curve unchanged"
-    return joined(few(changed), *outcome(before, after, wanted), "curve unchanged")
-
-
-def micros_changed(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int]) -> str:
-    """Return the micro-batches in force that change with these shares; empty if none of them was chosen."""
-    parts = [
-        f"{clean(old.node)} {old.micro_in_force} → {min(new.micro_batch, share)}"
-        for old, new, share in zip(before, after, wanted, strict=True)
-        if new.micro_batch != old.micro_batch and min(new.micro_batch, share) != old.micro_in_force
-    ]
-    return f"micro-batch {few(parts)}" if parts else ""
-
-
-def outcome(before: Sequence[shares.Seat], after: Sequence[shares.Seat], wanted: Sequence[int]) -> tuple[str, str]:
-    """Return the step's length with these shares, and whether they fit into the memory."""
-    now, then = shares.group_seconds(before, [seat.share for seat in before]), shares.group_seconds(after, wanted)
-    step = shares.seconds_change(now, then) or "step time isn't known yet"
-    return step, shares.fits(after, wanted, [seat.micro_batch for seat in after])

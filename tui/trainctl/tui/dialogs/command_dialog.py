@@ -3,6 +3,7 @@
 import abc
 import shlex
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import arguments, forms, verb_registry
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.context import READ_ONLY, KeyHint
+from trainctl.tui.commands.context import READ_ONLY, KeyHint, foresee
 from trainctl.tui.commands.forms import changes_nothing, preview
 from trainctl.tui.commands.targets import is_local, run_file
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, Dialog
@@ -70,6 +71,7 @@ class CommandDialog(OrderDialog):
         super().__init__(form)
         self.order: Order | None = None
         self.idle = False  # the command would change nothing
+        self._asked: Order | None = None  # the command that the run's lead was last asked about
         self._finding = Piece("")
         self._node = next((item.value for item in form.fields if item.name == "node"), None)
 
@@ -142,10 +144,23 @@ class CommandDialog(OrderDialog):
         try:
             self.order = self.made_order()
         except InvalidInputError as error:
+            self._asked = None
             self._say(Piece("" if self._is_untouched or self.form.blocked else str(error), "bad"))
             return
         self.idle = not self.blocked and changes_nothing(self.order, self.owner.shown)
-        self._say(Piece("no change: already set", "label") if self.idle else self.finding(self.order))
+        if self.idle:
+            self._asked = None
+            self._say(Piece("no change: already set", "label"))
+        elif self.order != self._asked:
+            self._asked, said = self.order, self.finding(self.order)
+            self._say(said)
+            if not self.blocked and said.role != "bad":
+                foresee(self.owner, self.order, partial(self._foreseen, self.order))
+
+    def _foreseen(self, order: Order, forecast: Piece) -> None:
+        """Show what the run's lead says of the command, if it is still the one that the fields mean."""
+        if self.progress is None and self._is_there and order == self.order:
+            self._say(forecast)
 
     @property
     def _is_untouched(self) -> bool:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.tui.commands import forms, share_editor, verb_description, verb_registry
+from trainctl.tui.commands import forms, share_editor, verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint
 from trainctl.tui.commands.forms import Form
@@ -258,7 +258,7 @@ class SplitDialog(OrderDialog, Repaintable):
 
     def _remarks(self) -> list[tuple[str, str]]:
         """Return text and role of what stands in the way, and of an Enter that had nothing to send."""
-        chosen = verb_description.micros_changed(self.split.seats, self.split.after, self.split.shares)
+        chosen = share_editor.micros_changed(self.split.seats, self.split.after, self.split.shares)
         said = [(self.split.problem, "bad"), (self._remark, "warning"), (chosen, "text")]
         if self._outdated:
             run = self.owner.shown.run

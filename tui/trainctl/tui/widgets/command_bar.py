@@ -1,5 +1,7 @@
 """The bottom of every screen: what the keys do, or the `:` line with what it would do and how its command fares."""
 
+from functools import partial
+
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -9,7 +11,7 @@ from textual.widgets import Input
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import arguments, forms
-from trainctl.tui.commands.context import READ_ONLY, AppContext, KeyHint, context_of
+from trainctl.tui.commands.context import READ_ONLY, AppContext, KeyHint, context_of, foresee
 from trainctl.tui.commands.forms import preview
 from trainctl.tui.text.styled_line import Line, Piece, fit, folded, groups, key_words, line, spread, width
 from trainctl.tui.widgets.fields import InputField
@@ -137,7 +139,15 @@ class CommandBar(Vertical):
             order = arguments.parse(text)
         except InvalidInputError as error:
             return line(Piece(str(error), "dim" if begun and not complete else "bad"))
-        return line(preview(order, self._owner.shown))
+        said = preview(order, self._owner.shown)
+        if said.role != "bad":
+            foresee(self._owner, order, partial(self._foreseen, text))
+        return line(said)
+
+    def _foreseen(self, text: str, forecast: Piece) -> None:
+        """Show what the run's lead says of the command, if it still stands in the line."""
+        if self.open and self.progress is None and self.query_one("#command", Input).value == text:
+            self._say(line(forecast))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()

@@ -1,1 +1,1 @@
-"""Verbs by what they act on, each with its dialog, preview, precheck, undo and key. Pure."""
+"""Verbs by what they act on, each with its dialog, first line, undo and key. Pure."""

@@ -2,8 +2,7 @@
 
 from trainctl.protocol.messages import event_prose
 from trainctl.protocol.messages.events import CheckpointWritten, Evaluated
-from trainctl.tui.commands.verb_description import FormField, Proposal, VerbDescription, VerbKey, not_live
-from trainctl.tui.state.rank_speed import live_ranks
+from trainctl.tui.commands.verb_description import FormField, Proposal, VerbDescription, VerbKey
 from trainctl.tui.text.formatting import loss, seconds
 from trainctl.tui.text.styled_line import clean
 
@@ -61,19 +60,10 @@ SAMPLE = VerbDescription(
         FormField("max_tokens", "max tokens"),
         FormField("temperature", "temperature"),
     ),
-    refused=not_live,
     preview=_sample_preview,
     undo="an answer changes nothing",
     key=VerbKey("i", "sample", "sample the model", 95, shown=False),
 )
-
-
-def _profile_refused(proposal: Proposal) -> str:
-    nodes = tuple(dict.fromkeys(view.node for view in live_ranks(proposal.run)))
-    absent = [node for node in proposal.order.args.get("nodes", ()) if node not in nodes]
-    if not absent:
-        return ""
-    return f"no rank of {clean(', '.join(absent))} is in the group; its nodes are {clean(', '.join(nodes))}"
 
 
 def _profile_preview(proposal: Proposal) -> str:
@@ -92,7 +82,6 @@ PROFILE = VerbDescription(
         FormField("steps", "steps", if_empty="3"),
         FormField("nodes", "nodes, separated by commas", if_empty="all nodes"),
     ),
-    refused=_profile_refused,
     preview=_profile_preview,
     undo="a profile changes nothing",
 )
@@ -101,7 +90,6 @@ DEFRAGMENT = VerbDescription(
     title="clear the allocators' caches",
     changes="memory that no array uses is given back to the device at the next step boundary",
     keeps="everything else",
-    refused=not_live,
     preview=lambda proposal: (
         f"clears caches on {proposal.order.node or 'all nodes'}; the next steps may be slower; curve unchanged"
     ),

@@ -2,18 +2,16 @@
 
 from trainctl.protocol.messages import Event, RankView, RunView
 from trainctl.protocol.messages.events import LeadChanged
-from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import (
     FormField,
     NoInverse,
     Proposal,
     VerbDescription,
-    moved,
     no_node,
     node_field,
 )
-from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
+from trainctl.tui.state.rank_speed import HELD_STATES
 from trainctl.tui.state.run_events import node_of
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.styled_line import clean
@@ -32,26 +30,6 @@ def _node_of_command(event: Event, run: RunView) -> tuple[str, list[RankView]]:
     return node, views
 
 
-def _drain_refused(proposal: Proposal) -> str:
-    mine = [view for view in proposal.run.ranks if view.node == proposal.order.node]
-    if not mine:
-        return no_node(proposal)
-    node = clean(mine[0].node)
-    if {view.state for view in mine} <= {"drained", "draining"}:
-        return f"{node} is already drained"
-    others = [view for view in live_ranks(proposal.run) if view.node != proposal.order.node]
-    return "" if others else f"{node} is the last node in the group"
-
-
-def _drain_preview(proposal: Proposal) -> str:
-    node, seats = proposal.order.node or "", shares.seats_of(proposal.state)
-    if all(seat.node != node for seat in seats):
-        return f"{clean(node)} stays out until it is admitted; curve unchanged"
-    staying = [seat for seat in seats if seat.node != node]
-    left = [share for share in shares.without(seats, node) if share]
-    return f"{clean(node)} leaves; {moved(seats, staying, left)}"
-
-
 def _drain_undo(event: Event, run: RunView) -> Order:
     node, views = _node_of_command(event, run)
     if not any(view.state in HELD_STATES for view in views):
@@ -65,33 +43,8 @@ DRAIN = VerbDescription(
     changes="the node leaves the group; the others take its samples",
     keeps="the curve; the node's trainer waits for admit",
     fields=lambda state, rank: (node_field([view for view in _ranks(state) if view.state != "drained"], rank),),
-    refused=_drain_refused,
-    preview=_drain_preview,
     undo=_drain_undo,
 )
-
-
-def _admit_refused(proposal: Proposal) -> str:
-    mine = [view for view in proposal.run.ranks if view.node == proposal.order.node]
-    if not mine:
-        return no_node(proposal)
-    node, states = clean(mine[0].node), {view.state for view in mine}
-    if any(view.state == "failed" and view.pid is None for view in mine):
-        return f"{node} has no running trainer"
-    if states & HELD_STATES:
-        return ""
-    if "rejoining" in states:
-        return f"{node} is coming back and rejoins automatically"
-    if "lost" in states:
-        return f"{node} is lost; unless it was drained, it rejoins automatically when it is back"
-    return f"{node} is not drained"
-
-
-def _admit_preview(proposal: Proposal) -> str:
-    node = proposal.order.node or ""
-    seats = shares.seats_of(proposal.state, node)
-    before = [seat for seat in seats if seat.node != node]
-    return moved(before, seats, shares.with_back(seats, node))
 
 
 def _admit_undo(event: Event, run: RunView) -> Order:
@@ -108,8 +61,6 @@ ADMIT = VerbDescription(
     keeps="the curve, the global batch",
     fields=lambda state, rank: (node_field([view for view in _ranks(state) if view.state in HELD_STATES], rank),),
     no_nodes="no node is drained or failed",
-    refused=_admit_refused,
-    preview=_admit_preview,
     undo=_admit_undo,
     undo_remark=lambda order: "its new share follows from its last rate and may differ from the old one",
 )

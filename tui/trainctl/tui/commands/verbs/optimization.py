@@ -1,39 +1,23 @@
 """Verbs that change the loss curve: the learning rate, the global batch. Pure."""
 
-from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config.objectives import SAMPLES
 from trainctl.protocol.messages import Event, RunView
 from trainctl.protocol.messages.events import GlobalBatchChanged, LearningRateChanged
-from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import (
     FormField,
     NoInverse,
-    Proposal,
     VerbDescription,
     VerbKey,
-    joined,
-    outcome,
 )
-from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text.formatting import figure, scientific
+from trainctl.tui.text.formatting import scientific
 
 
 def _set_lr_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
     rate = state.run.learning_rate if state.run else None
     value = FormField("value", "learning rate", scientific(rate) if rate is not None else "")
     return value, FormField("schedule", "schedule", "scale", ("scale", "set"))
-
-
-def _set_lr_preview(proposal: Proposal) -> str:
-    args, rate = proposal.order.args, proposal.run.learning_rate
-    value = float(args["value"])
-    change = f"lr {scientific(rate)} → {scientific(value)}"
-    if args.get("schedule", "scale") == "set":
-        return f"{change}, constant from then on: changes the curve"
-    times = f", the rest of the schedule ×{value / rate:.3g}" if rate else ""
-    return f"{change}{times}: changes the curve"
 
 
 def _set_lr_changes_nothing(order: Order, run: RunView) -> bool:
@@ -63,7 +47,6 @@ SET_LR = VerbDescription(
     changes="the optimisation, from the step where it applies",
     keeps="batch, shares, micro-batches",
     fields=_set_lr_fields,
-    preview=_set_lr_preview,
     changes_nothing=_set_lr_changes_nothing,
     undo=_set_lr_undo,
     undo_remark=lambda order: (
@@ -82,22 +65,6 @@ def _set_global_batch_fields(state: ViewState, rank: int | None) -> tuple[FormFi
     return value, FormField("schedule", "schedule", "set", ("set", "scale"))
 
 
-def _set_global_batch_refused(proposal: Proposal) -> str:
-    value, ranks, unit = int(proposal.order.args["value"]), len(live_ranks(proposal.run)), proposal.run.sample_unit
-    return f"{value} {unit} are too few for {ranks} ranks; each needs at least one" if value < ranks else ""
-
-
-def _set_global_batch_preview(proposal: Proposal) -> str:
-    """Return what the batch would do; shares grow in proportion, as the agent makes them."""
-    args, now = proposal.order.args, proposal.run.global_batch
-    value, scaled = int(args["value"]), args.get("schedule") == "scale"
-    lr = f"lr ×{value / now:.3g}" if scaled and now else "lr scaled with it" if scaled else "lr unchanged"
-    seats = shares.seats_of(proposal.state)
-    wanted = apportion(value, {index: float(seat.share) for index, seat in enumerate(seats)}) if seats else {}
-    made = outcome(seats, seats, tuple(wanted.values())) if seats else ()
-    return joined(f"G {figure(now, '{}')} → {value}, {lr}: changes the curve", *made)
-
-
 def _set_global_batch_undo(event: Event, run: RunView) -> Order:
     batch = event.data
     if not isinstance(batch, GlobalBatchChanged) or batch.before < 1:
@@ -113,8 +80,6 @@ SET_GLOBAL_BATCH = VerbDescription(
     changes="the optimisation: samples per step over all ranks",
     keeps="micro-batches",
     fields=_set_global_batch_fields,
-    refused=_set_global_batch_refused,
-    preview=_set_global_batch_preview,
     changes_nothing=lambda order, run: order.args.get("value") == run.global_batch,
     undo=_set_global_batch_undo,
     against_plan=True,

@@ -1,50 +1,17 @@
 """Verbs that divide a batch, and never change the loss: shares, and micro-batches. Pure."""
 
-import math
-
 from trainctl.protocol.messages import Event, RankView, RunView
 from trainctl.protocol.messages.events import MicroBatchChanged, SharesChanged
-from trainctl.tui.commands import shares
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import (
     FormField,
     NoInverse,
-    Proposal,
     VerbDescription,
     VerbKey,
-    few,
-    joined,
-    micros_changed,
-    moved,
-    no_node,
     node_field,
-    outcome,
 )
 from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
-from trainctl.tui.text.styled_line import clean
-
-
-def _rebalance_refused(proposal: Proposal) -> str:
-    try:
-        shares.meant(shares.seats_of(proposal.state), proposal.order.args)
-    except ValueError as error:
-        return clean(str(error))
-    return ""
-
-
-def _rebalance_preview(proposal: Proposal) -> str:
-    seats = shares.seats_of(proposal.state)
-    if not proposal.order.args.get("auto"):
-        return moved(seats, seats, shares.resolve(seats, proposal.order.args["shares"]))
-    best = shares.fastest(seats)
-    if best is None:
-        return "own rates aren't measured yet; the agent decides"
-    after = shares.with_micros(seats, best.micros)
-    micros = micros_changed(seats, after, best.shares)
-    if micros and best.shares == tuple(seat.share for seat in seats):
-        return joined(micros, *outcome(seats, after, best.shares), "curve unchanged")
-    return joined(micros, moved(seats, after, best.shares))
 
 
 def _rebalance_undo(event: Event, run: RunView) -> Order:
@@ -73,8 +40,6 @@ REBALANCE = VerbDescription(
     changes="the samples each node takes (speed only)",
     keeps="loss, global batch, learning rate, micro-batches unless auto",
     blocked=lambda state: "one rank takes the whole batch: nothing to split" if len(live_ranks(state.run)) < 2 else "",
-    refused=_rebalance_refused,
-    preview=_rebalance_preview,
     undo=_rebalance_undo,
     against_plan=True,
     dialog="split",
@@ -93,56 +58,9 @@ def _resize_batch_views(order: Order, run: RunView) -> list[RankView]:
     return [view for view in live_ranks(run) if order.node in (None, view.node)]
 
 
-def _resize_batch_refused(proposal: Proposal) -> str:
-    order, run = proposal.order, proposal.run
-    views = _resize_batch_views(order, run)
-    out = next((view for view in run.ranks if order.node in (None, view.node)), None)
-    if out is None:
-        return no_node(proposal)
-    if not views:
-        return f"{clean(out.node)} ({out.state}) takes no {run.sample_unit}"
-    micro = int(order.args["micro"])
-    over = next((view for view in views if view.share is not None and micro > view.share), None)
-    return f"{micro} is more than {clean(over.node)}'s share of {over.share} {run.sample_unit}" if over else ""
-
-
 def _resize_batch_changes_nothing(order: Order, run: RunView) -> bool:
     views = _resize_batch_views(order, run)
     return bool(views) and all(view.micro_batch == order.args.get("micro") for view in views)
-
-
-def _resize_batch_preview(proposal: Proposal) -> str:
-    order, state = proposal.order, proposal.state
-    micro, seats = int(order.args["micro"]), shares.seats_of(state)
-    if not seats:
-        return f"micro-batch {micro}; curve unchanged"
-    micros = [micro if order.node in (None, seat.node) else seat.micro_batch for seat in seats]
-    parts = []
-    for seat in (seat for seat in seats if order.node in (None, seat.node)):
-        old, new = (_passes(seat.share, size) for size in (seat.micro_batch, micro))
-        parts.append(f"{clean(seat.node)} {f'{old} → {new}' if old != new else f'stays {old}'}")
-    both = zip(seats, micros, strict=True)
-    if all(min(seat.share, size) == min(seat.share, seat.micro_batch) for seat, size in both):
-        return f"{few(parts)}; curve unchanged"
-    counts = [seat.share for seat in seats]
-    then = [shares.with_micro(seat, size, state.tried) for seat, size in zip(seats, micros, strict=True)]
-    now = shares.group_seconds(seats, counts)
-    step = shares.seconds_change(now, shares.group_seconds(then, counts))
-    changed = [(seat, size) for seat, size in zip(seats, micros, strict=True) if size != seat.micro_batch]
-    sizes = ", ".join(map(str, sorted({size for _, size in changed})))
-    memory = shares.memory_at(changed[0][0], changed[0][0].share, changed[0][1]) if len(changed) == 1 else None
-    return joined(
-        few(parts),
-        step or f"step time at micro {sizes} isn't measured yet",
-        f"predicted memory {memory}" if memory is not None and not memory.over else "",
-        shares.fits(seats, counts, micros),
-        "curve unchanged",
-    )
-
-
-def _passes(share: int, micro: int) -> str:
-    micro = max(min(micro, share), 1)
-    return f"{micro}×{math.ceil(share / micro)}"
 
 
 def _resize_batch_undo(event: Event, run: RunView) -> Order:
@@ -175,8 +93,6 @@ RESIZE_BATCH = VerbDescription(
     changes="samples per forward/backward pass (speed and memory)",
     keeps="loss, global batch, learning rate",
     fields=_resize_batch_fields,
-    refused=_resize_batch_refused,
-    preview=_resize_batch_preview,
     changes_nothing=_resize_batch_changes_nothing,
     undo=_resize_batch_undo,
     against_plan=True,
