@@ -53,8 +53,8 @@ def test_documents_are_those_that_transformers_finds():
     torch_attention.install_masks()
     positions = torch.tensor([[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 0, 1]])
     expected = masking_utils.find_packed_sequence_indices(positions)
-    with torch_attention.documents_by_position():
+    with torch_attention.documents_per_row("several"):
         found = masking_utils.find_packed_sequence_indices(positions)
     assert found.tolist() == expected.tolist() == [[0, 0, 0, 1, 1, 2, 3, 3], [0, 0, 0, 0, 0, 0, 1, 1]]
-    with torch_attention.one_document_per_row():
+    with torch_attention.documents_per_row("one"):
         assert masking_utils.find_packed_sequence_indices(positions) is None

@@ -82,13 +82,13 @@ class TorchPasses(Passes):
         if self.adapter is not None:
             self.adapter.token_keys.value = None if batch.keys is None else self._moved(batch.keys)
         if batch.positions is None:
-            with torch_attention.one_document_per_row():
+            with torch_attention.documents_per_row("one"):
                 yield {}
             return
         bounds: dict[str, Any] = {}
         if self.attention == torch_attention.VARLEN:
             bounds = torch_attention.arguments(document_bounds(batch.positions, batch.lengths), self.device)
-        with torch_attention.documents_by_position():
+        with torch_attention.documents_per_row("several"):
             yield {"position_ids": self.array(batch.positions), **bounds}
 
     def without_adapter(self) -> AbstractContextManager[object]:

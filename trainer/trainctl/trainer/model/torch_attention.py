@@ -1,7 +1,7 @@
 """Attention of transformers' models: the documents of a pack are kept apart by a mask, or by torch's `varlen_attn`.
 
 transformers searches the positions of a batch for several documents per row, and the host waits for the result.
-Within `one_document_per_row` it skips that search, and within `documents_by_position` it doesn't wait for it.
+Within `documents_per_row` it skips that search, or doesn't wait for it.
 
 With `[model] attention = "varlen"` each document is computed by itself, unmasked. transformers calls the kernel through
 its attention interface, with the documents' bounds as the arguments that it has for FlashAttention. Batches without
@@ -11,7 +11,7 @@ torch's documentation and source, 2.11 to 2.13.
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -37,22 +37,13 @@ _HEAD_STEP: Final = 8
 _CAUSAL: Final = (-1, 0)
 """The window of all tokens before a token, and itself."""
 _INSTEAD: Final = 'set attention = "auto"'
-_Rows = Literal["unknown", "one", "several"]
-_rows: ContextVar[_Rows] = ContextVar("documents per row", default="unknown")
-
-
-def one_document_per_row() -> AbstractContextManager[None]:
-    """Spare models that are called within the search."""
-    return _with("one")
-
-
-def documents_by_position() -> AbstractContextManager[None]:
-    """Have a document begin, in models that are called within, wherever a position doesn't follow the one before it."""
-    return _with("several")
+_rows: ContextVar[Literal["unknown", "one", "several"]] = ContextVar("documents per row", default="unknown")
 
 
 @contextmanager
-def _with(rows: _Rows) -> Iterator[None]:
+def documents_per_row(rows: Literal["one", "several"]) -> Iterator[None]:
+    """Spare models that are called within the search for documents. If a row may have several, one begins wherever a
+    position doesn't follow the one before it."""
     token = _rows.set(rows)
     try:
         yield
