@@ -259,6 +259,7 @@ class Agent:
 
     async def __aexit__(self, *_: object) -> None:
         self._query_context.doctor.close()
+        self._query_context.record_copies.close()
         await self._calibrations.close()
         await self._worker_host.close()
         self._work_lead.close()

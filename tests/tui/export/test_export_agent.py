@@ -16,7 +16,7 @@ from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.messages import HistoryRequest
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.tui.cli import main
+from trainctl.tui.cli import main, runs
 from trainctl.tui.export.mirror.run_source import AgentSource, DirectorySource, Evaluated
 
 pytestmark = pytest.mark.tier("all")  # each step is written to the disk
@@ -55,44 +55,38 @@ def own_values(number: int, rank: int) -> dict[str, float]:
     return every if number % 50 == 0 else {name: value for name, value in every.items() if name != "user:metric_7"}
 
 
-def test_a_run_is_the_same_through_its_agent(agent: BlockingAgent, capfd: pytest.CaptureFixture[str]) -> None:
-    check_metrics(agent, capfd)
-    check_ranks_and_mirror(agent, capfd)
-
-
-def check_metrics(agent: BlockingAgent, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["export", str(agent.run_paths("run-1").directory), "--what", "metrics"]) == 0
-    local = table(capfd)
-    assert main.main(["export", "run-1", "--what", "metrics", "--connect", agent.address]) == 0
-    through = table(capfd)
-    assert main.main(["export", "another", "--what", "metrics", "--connect", agent.address]) == 3
+def test_a_run_is_the_same_through_its_agent(
+    agent: BlockingAgent, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "directory_of", lambda row: None)  # as if the agent were on another machine
+    directory = agent.run_paths("run-1").directory
+    for what in ("steps", "ranks", "metrics", "evaluations", "events", "samples", "hosts"):
+        assert main.main(["export", str(directory), "--what", what]) == 0
+        local = table(capfd)
+        assert main.main(["export", "run-1", "--what", what, "--connect", agent.address]) == 0
+        assert table(capfd) == local, what
+        if what == "metrics":
+            every_50th = sum(number % 50 == 0 for number in NUMBERS)
+            assert len(local) == RANKS * ((METRICS - 1) * STEPS + every_50th) + STEPS
+            assert [row["rank"] for row in local[:2]] == ["", "0"]
+    assert main.main(["export", "another", "--what", "steps", "--connect", agent.address]) == 3
     assert capfd.readouterr().err.count("\n") == 1
+    assert main.main(["report", "run-1", "--connect", agent.address]) == 0
+    assert main.main(["diff", "run-1", "run-1", "--connect", agent.address]) == 0
+    check_followed(agent)
+
+
+def check_followed(agent: BlockingAgent) -> None:
+    """Check what a mirror that follows a run is told of it."""
+    pages = [NUMBERS[start : start + 500] for start in range(0, STEPS, 500)]
     with agent.client() as client:
         assert client.ask(HistoryRequest, "run-1", ()).own_metrics == (*sorted(own_values(50, 0)), "user:whole")
-    assert len(local) == RANKS * ((METRICS - 1) * STEPS + sum(number % 50 == 0 for number in NUMBERS)) + STEPS
-    assert through == local
-    assert [row["rank"] for row in local[:2]] == ["", "0"]
-
-
-def check_ranks_and_mirror(agent: BlockingAgent, capfd: pytest.CaptureFixture[str]) -> None:
-    directory = agent.run_paths("run-1").directory
-    pages = [NUMBERS[start : start + 500] for start in range(0, STEPS, 500)]
-    assert main.main(["export", str(directory), "--what", "ranks"]) == 0
-    local = table(capfd)
-    assert main.main(["export", "run-1", "--what", "ranks", "--connect", agent.address]) == 0
-    through = table(capfd)
-    assert main.main(["export", "run-1", "--what", "evaluations", "--connect", agent.address]) == 0
-    (evaluated,) = table(capfd)
-    with agent.client() as client:
         source = AgentSource(client, "run-1")
         parts = [part for page in pages for part in source.parts(page)]
         assert source.evaluations(0, NUMBERS[-1]) == {
             NUMBERS[-2]: Evaluated(1.25, None, {"eval/kl": 0.25, "eval/entropy": 3.5})
         }
-    assert [evaluated[name] for name in ("step", "loss", "at", "eval/kl")] == [str(NUMBERS[-2]), "1.25", "", "0.25"]
-    timed = ("step", "rank", "step_seconds", "sync_seconds")
-    assert [[row[name] for name in timed] for row in through] == [[row[name] for name in timed] for row in local]
-    kept = DirectorySource(directory)
+    kept = DirectorySource(agent.run_paths("run-1").directory)
     of_directory = [part for page in pages for part in kept.parts(page)]
     kept.close()
     assert [(part.step, part.rank) for part in parts] == [(part.step, part.rank) for part in of_directory]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.downsampling import choose
-from trainctl.tui.export.rows import questions, values
+from trainctl.tui.export.mirror.run_source import questions, values
 
 NAMES = tuple(f"user:{number}" for number in range(40))
 

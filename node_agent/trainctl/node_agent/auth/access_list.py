@@ -76,6 +76,7 @@ class Rights(NamedTuple):
                 | m.FactsRequest()
                 | m.StepProfilesRequest()
                 | m.CalibrationsRequest()
+                | m.RecordRequest()
             ):
                 return of_agents if is_node else allowed
 
@@ -171,6 +172,7 @@ def claimed_node(message: m.ClientRequest) -> str | None:
             | m.FactsRequest()
             | m.StepProfilesRequest()
             | m.TraceRequest()
+            | m.RecordRequest()
             | m.DigestsRequest()
             | m.DiskRequest()
             | m.AuditRequest()

@@ -54,6 +54,8 @@ async def _answer(request: m.Query, source: QueryContext) -> m.AgentReply:
             return await _traces(request, source)
         case m.TraceRequest():
             return await forwarded_queries.trace(request, source)
+        case m.RecordRequest():
+            return await source.record_copies.part(request, run_paths(request.run, source))
         case m.PairsRequest():
             return await _pairs(request, source)
         case m.PoliciesRequest():

@@ -12,6 +12,7 @@ import msgspec
 
 from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.clients.doctor import Doctor
+from trainctl.node_agent.clients.record_copies import RecordCopies
 from trainctl.node_agent.conductor.dry_run import dry_run
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
@@ -94,6 +95,7 @@ class QueryContext:
         self.publisher: Publisher = context.publisher
         self.presence = Presence()
         self.doctor = Doctor(context.node, default_folder(), context.directory, self._run_files)
+        self.record_copies = RecordCopies()
         self.host_reading: m.HostReading | None = None
         self._removals: dict[str, asyncio.Task[int]] = {}  # by run
 

@@ -198,6 +198,21 @@ class TracePart(Reply, tag="trace-part", frozen=True):
     data: bytes  # contents of this part
 
 
+RECORD_PART_BYTES = TRACE_PART_BYTES
+"""Size of the parts in which a record is sent."""
+
+
+class RecordPart(Reply, tag="record-part", frozen=True):
+    """Part of a copy of a run's record, an SQLite file; it is shorter than 60 KiB only at the end. The digest of all
+    parts together is `digest`."""
+
+    run: str  # ID of the run
+    digest: str  # SHA-256 digest of the copy, by which its other parts are requested
+    offset_bytes: Count  # offset in the copy of the first byte of `data`
+    size_bytes: Count  # total size of the copy
+    data: bytes  # contents of this part
+
+
 class Pairs(Reply, tag="pairs", frozen=True):
     """Held-out pairs with their rewards."""
 
@@ -577,6 +592,7 @@ AgentReply = (
     | WorkStatus
     | StepProfiles
     | TracePart
+    | RecordPart
     | WorkHosted
     | WorkFilePart
     | SliceReply

@@ -31,6 +31,7 @@ from trainctl.protocol.messages.replies import (
     LogPart,
     Pairs,
     Policies,
+    RecordPart,
     Reply,
     RunEdited,
     RunKept,
@@ -149,6 +150,15 @@ class TraceRequest(Request[TracePart], tag="trace-request", frozen=True, forbid_
     node: Name  # node that has the file
     file: TraceName
     offset_bytes: Count = 0
+
+
+class RecordRequest(Request[RecordPart], tag="record-request", frozen=True, forbid_unknown_fields=True):
+    """Requests part of a copy of a run's record, as the agent's node has it. Without `digest` the agent makes a copy of
+    the record as it is now, which stays for a minute after the last request for it."""
+
+    run: Name | None  # ID; null: the active run, or else the newest
+    digest: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""  # of the copy; empty: a new one
+    offset_bytes: Count = 0  # offset in the copy of the first byte wanted
 
 
 class PairsRequest(Request[Pairs], tag="pairs-request", frozen=True, forbid_unknown_fields=True):
@@ -433,6 +443,7 @@ Query = (
     | FactsRequest
     | StepProfilesRequest
     | TraceRequest
+    | RecordRequest
     | DigestsRequest
     | DiskRequest
     | AuditRequest

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -43,38 +43,23 @@ def export(
     connect: Connect = None,
     cluster: ClusterFile = None,
 ) -> int:
-    """Export a run as a table. Reads the run's directory, or asks an agent with --connect or if the run isn't on this
-    machine."""
+    """Export a run as a table. Reads the run's record in its directory, or a copy of it from an agent with --connect or
+    if the run isn't on this machine."""
     from trainctl.tui.export.rows import of_record
     from trainctl.tui.export.writers import destination, open_writer
 
     if format == "parquet" and output_file is None:
         raise InvalidInputError("--output", "parquet can't go to standard output: name a file")
-    directory = runs.find_here(run) if connect is None and cluster is None else None
-    with destination(output_file) as stream:
+    with runs.record_of(ctx, run, connect, cluster) as directory, destination(output_file) as stream:
         writer = open_writer(format, what, stream)
         count = 0
-        if directory is not None:
-            for rows in of_record(directory, what):
-                writer.write(rows)
-                count += len(rows)
-        else:
-            at = runs.at_agent(ctx, connect, cluster, run)
-            count = agent_call.call(at.address, lambda client: _through(client, at.run or run, what, writer))
+        for rows in of_record(directory, what):
+            writer.write(rows)
+            count += len(rows)
         writer.close()
     if output_file is not None:
         output.tell(f"{output_file}: {count:,} rows")
     return 0
-
-
-async def _through(client: Any, run: str, what: What, writer: Any) -> int:
-    from trainctl.tui.export.rows import of_agent
-
-    count = 0
-    async for rows in of_agent(client, run, what):
-        writer.write(rows)
-        count += len(rows)
-    return count
 
 
 @app.command()
@@ -91,15 +76,16 @@ def mirror(
     connect: Connect = None,
     cluster: ClusterFile = None,
 ) -> int:
-    """Copy a run to TensorBoard or W&B. Reads the run's directory, or asks an agent with --connect or if the run isn't
-    on this machine. The run isn't changed. Calling it again continues where it stopped."""
+    """Copy a run to TensorBoard or W&B. Reads the run's record in its directory, or a copy of it from an agent with
+    --connect or if the run isn't on this machine; with --follow it asks that agent for what is new. The run isn't
+    changed. Calling it again continues where it stopped."""
     from trainctl.tui.export.mirror import session
 
     if to != "wandb" and (project is not None or offline):
         raise InvalidInputError(
             "--project" if project is not None else "--offline", "applies only to --to wandb: remove it"
         )
-    with _mirror_source(ctx, run, connect, cluster) as source:
+    with _mirror_source(ctx, run, connect, cluster, follow=follow) as source:
         folder = received_names.below(output_folder, source.run)
         wanted = session.MirrorOptions(to, folder, follow, project or DEFAULT_PROJECT, offline, output.tell)
         if follow:
@@ -110,13 +96,20 @@ def mirror(
 
 
 @contextlib.contextmanager
-def _mirror_source(ctx: typer.Context, run: str, connect: str | None, cluster: Path | None) -> Iterator["RunSource"]:
+def _mirror_source(
+    ctx: typer.Context, run: str, connect: str | None, cluster: Path | None, *, follow: bool
+) -> Iterator["RunSource"]:
+    """Yield the record, or an agent whose new steps are followed: a copy of a long record every 2 s would cost too
+    much."""
     from trainctl.protocol.client.blocking import BlockingClient
     from trainctl.tui.export.mirror.run_source import AgentSource, DirectorySource
 
-    directory = runs.find_here(run) if connect is None and cluster is None else None
-    if directory is not None:
-        with contextlib.closing(DirectorySource(directory)) as source:
+    is_here = connect is None and cluster is None and runs.find_here(run) is not None
+    if is_here or not follow:
+        with (
+            runs.record_of(ctx, run, connect, cluster) as directory,
+            contextlib.closing(DirectorySource(directory)) as source,
+        ):
             yield source
         return
     at = runs.at_agent(ctx, connect, cluster, run)

@@ -215,13 +215,14 @@ def report(
     json: Json = False,
 ) -> int:
     """Report on a run from its record: its curve with every intervention, speed, time, faults, policies and recipe.
-    Reads the run's directory; the run may still be active."""
+    Reads the run's directory, or a copy of its record from the agent; the run may still be active."""
     from trainctl.protocol.record.paths import RunPaths
     from trainctl.tui.bench import bench_rows
     from trainctl.tui.export.writers import destination
     from trainctl.tui.report import document, html_page, read_facts, sections
 
-    facts = read_facts.read_facts(RunPaths(runs.find_or_ask(ctx, run, connect, cluster)))
+    with runs.record_of(ctx, run, connect, cluster) as directory:
+        facts = read_facts.read_facts(RunPaths(directory))
     saved = bench_rows.read_saved(bench) if bench is not None else None
     page = sections.page(facts, *([bench_rows.section(saved)] if saved is not None else []))
     makers = (("--html", html, html_page.page_html), ("--md", md, document.page_markdown))
@@ -254,8 +255,11 @@ def diff(
     from trainctl.protocol.record.paths import RunPaths
     from trainctl.tui.report import run_diff, run_side
 
-    directories = [runs.find_or_ask(ctx, name, connect, cluster) for name in (run, other)]
-    found = run_diff.compare(*(run_side.read_side(RunPaths(directory)) for directory in directories))
+    sides = []
+    for name in (run, other):
+        with runs.record_of(ctx, name, connect, cluster) as directory:
+            sides.append(run_side.read_side(RunPaths(directory)))
+    found = run_diff.compare(*sides)
     output.answer(run_diff.text(found), json=json, **run_diff.objects(found))
     return 0 if found.same else DIFFERS
 
@@ -271,12 +275,12 @@ def replay(
     cluster: ClusterFile = None,
 ) -> int:
     """Replay a run in the full screen, from its directory. You can play, pause and seek, but not send commands."""
-    directory = runs.find_or_ask(ctx, run, connect, cluster)
-    if not has_screen():
-        raise InvalidInputError(
-            "terminal",
-            "a replay needs a terminal on standard input, output and error; use trainctl export for its figures",
-        )
-    from trainctl.tui.replay.replay_app import run_replay  # Textual: only for the full screen
+    with runs.record_of(ctx, run, connect, cluster) as directory:
+        if not has_screen():
+            raise InvalidInputError(
+                "terminal",
+                "a replay needs a terminal on standard input, output and error; use trainctl export for its figures",
+            )
+        from trainctl.tui.replay.replay_app import run_replay  # Textual: only for the full screen
 
-    return run_replay(directory, speed)
+        return run_replay(directory, speed)

@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
@@ -15,7 +16,7 @@ import typer
 
 from trainctl.protocol.client import local_agents
 from trainctl.protocol.config.names import NAME_PATTERN, state_root
-from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError, UnreachableError
 from trainctl.protocol.messages import ACTIVE_RUN_STATES, EditRun, RunsRequest, RunSummary, verbs
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security import received_names
@@ -196,6 +197,38 @@ def find_or_ask(ctx: typer.Context, run: str, connect: str | None, cluster: Path
     if directory is None or not RunPaths(directory).record.is_file():
         raise InvalidInputError(run, f"its record is on {row.lead or at.address}, and this reads it here: run it there")
     return directory
+
+
+@contextlib.contextmanager
+def record_of(ctx: typer.Context, run: str, connect: str | None, cluster: Path | None) -> Iterator[Path]:
+    """Yield a folder with the record of the run that is meant: its directory if that is on this machine, else one with
+    a copy from the agent that led it last, which is removed afterwards. Raises InvalidInputError for a path that is no
+    run directory, and what the client does."""
+    directory = find_here(run) if connect is None and cluster is None else None
+    if directory is not None:
+        yield directory
+        return
+    try:
+        at = at_agent(ctx, connect, cluster, run)
+        rows = agent_call.call(at.address, lambda client: client.ask(RunsRequest)).runs
+    except UnreachableError:
+        if not (connect or cluster or os.environ.get("TRAINCTL_CONNECT") or ctx.find_root().params.get("connect")):
+            find(run)  # says which folders were searched
+        raise
+    own = next((directory_of(row) for row in rows if row.run == at.run), None)
+    if own is not None and RunPaths(own).record.is_file():
+        yield own
+        return
+    from trainctl.protocol.client.record_download import COPY_SECONDS, download_record
+
+    with tempfile.TemporaryDirectory(prefix="trainctl-record-") as folder:
+        with output.stage_if_slow(output.one_line(f"copying the record of {at.run} from {at.address}")):
+            copy = agent_call.call(
+                at.address,
+                lambda client: download_record(client, at.run, Path(folder)),
+                answer_seconds=COPY_SECONDS,
+            )
+        yield copy
 
 
 def directory_of(row: RunSummary) -> Path | None:

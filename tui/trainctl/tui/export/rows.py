@@ -1,108 +1,28 @@
-"""The tables of an export: their columns, and their rows a page at a time from a record or through an agent."""
+"""The tables of an export: their columns, and their rows a page at a time from a record."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import (
     EVALUATED,
     METRICS,
     Event,
-    EventsRequest,
-    History,
-    HistoryRequest,
     HostReading,
-    HostsRequest,
     Metric,
     RankStep,
     Sample,
-    SamplesRequest,
-    SnapshotRequest,
     StepCommitted,
-    StepsRequest,
     is_by_name,
 )
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import Evaluation
-from trainctl.protocol.record.schema import ROLLUP_LEVELS
-
-if TYPE_CHECKING:
-    from trainctl.protocol.client.client import Client
-
-MAX_COLUMNS: Final = 2000
-METRICS_AT_ONCE: Final = 16
-"""The most columns and metrics that a history request may name."""
-VALUES: Final = 20_000
-"""Most in one reply, some 40 bytes each, so that it stays below the frame limit."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """A history request in whose reply each of the steps, ascending, has a bucket of its own."""
-
-    names: tuple[str, ...]
-    steps: tuple[int, ...]
-
-    @property
-    def columns(self) -> int:
-        return min(self.steps[-1] - self.steps[0] + 1, MAX_COLUMNS)
-
-
-Value = tuple[int, int | None, str, float]
-"""The step, the rank (None: the run's own), the metric and the value."""
-
-
-def questions(names: Sequence[str], steps: Sequence[int], ranks: int, values_from: int = 0) -> Iterator[Question]:
-    """Yield what to ask for `names` of so many ranks at steps that exist, ascending, however far apart their numbers
-    are. From `values_from` on metrics by name are kept singly."""
-    for start in range(0, len(names), METRICS_AT_ONCE):
-        some = tuple(names[start : start + METRICS_AT_ONCE])
-        most = max(1, VALUES // (len(some) * (ranks + 1)))
-        for part in (
-            tuple(step for step in steps if step < values_from),
-            tuple(step for step in steps if step >= values_from),
-        ):
-            for told in _parts(part, most):
-                yield Question(some, told)
-
-
-def values(history: History, steps: Sequence[int]) -> Iterator[Value]:
-    """Yield what the reply to a question says of its steps. Metrics by name that are no longer kept singly are left
-    out."""
-    for series in history.series:
-        least = history.values_from if is_by_name(series.metric) else 0
-        own = {step // series.bucket_steps * series.bucket_steps: step for step in steps if step >= least}
-        for start, value in zip(series.steps, series.last, strict=True):
-            if start in own:
-                yield own[start], series.rank, series.metric, value
-
-
-def _parts(steps: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
-    if len(steps) > most or not _are_told_apart(steps):
-        half = len(steps) // 2
-        yield from _parts(steps[:half], most)
-        yield from _parts(steps[half:], most)
-    elif steps:
-        yield steps
-
-
-def _are_told_apart(steps: Sequence[int]) -> bool:
-    """Return whether no bucket has two of them, where an agent makes as many as it may: at most twice as large as they
-    need be to be so few, and as large as the finest rollups."""
-    if len(steps) < 2 or steps[-1] - steps[0] < MAX_COLUMNS:
-        return True
-    largest = max(ROLLUP_LEVELS[0], 2 * -(-(steps[-1] - steps[0] + 1) // (MAX_COLUMNS - 1)))
-    return min(later - earlier for earlier, later in pairwise(steps)) >= largest
-
 
 What = Literal["steps", "ranks", "metrics", "evaluations", "samples", "events", "hosts"]
 Row = tuple[Any, ...]
-PAGE, HOSTS_PAGE = 500, 100
+PAGE = 500
 
 
 def _column(metric: Metric) -> str:
@@ -263,85 +183,6 @@ def _paged(
         page, more = ask(after)
         yield [row(item) for item in page]
         after = place(page[-1]) if page else after
-
-
-async def of_agent(client: "Client", run: str | None, what: What) -> AsyncIterator[list[Row]]:
-    """Yield the same through an agent; of ranks' parts and metrics what its history has, which leaves out values that
-    are not finite, and of evaluations neither time nor weight. Raises what the client does."""
-    if what == "metrics":
-        async for rows in _own_of(client, run):
-            yield rows
-        return
-    after, more = 0, True
-    while more:
-        if what == "hosts":
-            hosts = await client.ask(HostsRequest, run, after, HOSTS_PAGE)
-            yield [row for reading in hosts.readings for row in _host(reading)]
-            more, after = hosts.more, hosts.last_row
-            continue
-        if what == "samples":
-            found = await client.ask(SamplesRequest, run, after)
-            yield [_sample(sample) for sample in found.samples]
-            more, after = found.more, found.last_row
-            continue
-        if what == "events":
-            events = await client.ask(EventsRequest, run, after, PAGE)
-            yield [_event(event) for event in events.events]
-            more, after = events.more, events.events[-1].id if events.events else after
-            continue
-        steps = await client.ask(StepsRequest, run, after, PAGE)
-        more = steps.more and bool(steps.steps)
-        if what == "steps":
-            yield [_step(step) for step in steps.steps]
-        elif what == "evaluations" and steps.run is not None:
-            yield await _evaluations_of(client, steps.run, [*([] if after else [0]), *(s.step for s in steps.steps)])
-        elif steps.steps and steps.run is not None:
-            yield await _parts_of(client, steps.run, [step.step for step in steps.steps])
-        after = steps.steps[-1].step if steps.steps else after
-
-
-async def _own_of(client: "Client", run: str | None) -> AsyncIterator[list[Row]]:
-    """Yield the metrics that the run brought, as far back as single values are kept."""
-    view = (await client.ask(SnapshotRequest, 0, run)).run
-    if view is None:
-        raise InvalidInputError("run", "the agent has no run yet: start one with trainctl run RUN.toml")
-    history = await client.ask(HistoryRequest, view.run, ())
-    after, more = max(0, history.values_from - 1), True
-    while more:
-        steps = await client.ask(StepsRequest, view.run, after, PAGE)
-        yield _ordered(await _values_of(client, view.run, history.own_metrics, [step.step for step in steps.steps]))
-        more, after = steps.more and bool(steps.steps), steps.steps[-1].step if steps.steps else after
-
-
-async def _values_of(client: "Client", run: str, names: Sequence[str], steps: Sequence[int]) -> list[Value]:
-    """Return the metrics' values at steps that exist, ascending."""
-    view = (await client.ask(SnapshotRequest, 0, run)).run
-    kept_from = (await client.ask(HistoryRequest, run, ())).values_from
-    found: list[Value] = []
-    for question in questions(names, steps, len(view.ranks) if view is not None else 1, kept_from):
-        asked = question.steps
-        history = await client.ask(HistoryRequest, run, question.names, asked[0], asked[-1], question.columns)
-        found += values(history, asked)
-    return found
-
-
-async def _evaluations_of(client: "Client", run: str, steps: Sequence[int]) -> list[Row]:
-    """Their losses and metrics: an agent's history has no more."""
-    found: dict[int, dict[str, float]] = {}
-    for step, _, name, value in await _values_of(client, run, ("eval_loss", *_OF_EVALUATION), steps):
-        found.setdefault(step, {})[name] = value
-    return [
-        (step, None, values.get("eval_loss"), None, None, *map(values.get, _OF_EVALUATION))
-        for step, values in sorted(found.items())
-    ]
-
-
-async def _parts_of(client: "Client", run: str, steps: Sequence[int]) -> list[Row]:
-    found: dict[tuple[int, int], dict[str, Any]] = {}
-    for step, rank, name, value in await _values_of(client, run, tuple(_RANK_METRICS), steps):
-        row = found.setdefault((step, rank or 0), {"step": step, "rank": rank})
-        row[_RANK_METRICS[name]] = value
-    return [tuple(found[key].get(name) for name in COLUMNS["ranks"]) for key in sorted(found)]
 
 
 def _ordered(rows: Iterable[Row]) -> list[Row]:

@@ -1,10 +1,11 @@
-"""Where a mirror reads a run: in its directory, or through an agent; both only ask."""
+"""The source that a mirror reads a run from: its record, or an agent for a run whose new steps are followed."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,6 +14,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import (
     Event,
     EventsRequest,
+    History,
     HistoryRequest,
     RunView,
     Sample,
@@ -20,15 +22,14 @@ from trainctl.protocol.messages import (
     SnapshotRequest,
     StepCommitted,
     StepsRequest,
+    is_by_name,
 )
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.record.schema import ROLLUP_LEVELS
 from trainctl.tui.export.mirror.metrics import RANK_METRICS, Part, of_part
-from trainctl.tui.export.rows import MAX_COLUMNS, questions, values
 
 PAGE = 500
-_MAX_METRICS = 16
-"""The most metrics that one request may ask for."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,82 @@ class Evaluated:
     loss: float
     at: float | None
     values: Mapping[str, float]  # metrics beside the loss, by name
+
+
+MAX_COLUMNS: Final = 2000
+METRICS_AT_ONCE: Final = 16
+"""The most columns and metrics that a history request may name."""
+VALUES: Final = 20_000
+"""Most in one reply, some 40 bytes each, so that it stays below the frame limit."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A history request in whose reply each of the steps, ascending, has a bucket of its own."""
+
+    names: tuple[str, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def columns(self) -> int:
+        return min(self.steps[-1] - self.steps[0] + 1, MAX_COLUMNS)
+
+
+Value = tuple[int, int | None, str, float]
+"""The step, the rank (None: the run's own), the metric and the value."""
+
+
+def questions(names: Sequence[str], steps: Sequence[int], ranks: int, values_from: int = 0) -> Iterator[Question]:
+    """Yield what to ask for `names` of so many ranks at steps that exist, ascending, however far apart their numbers
+    are. From `values_from` on metrics by name are kept singly."""
+    for start in range(0, len(names), METRICS_AT_ONCE):
+        some = tuple(names[start : start + METRICS_AT_ONCE])
+        most = max(1, VALUES // (len(some) * (ranks + 1)))
+        for part in (
+            tuple(step for step in steps if step < values_from),
+            tuple(step for step in steps if step >= values_from),
+        ):
+            for asked in _parts(part, most):
+                yield Question(some, asked)
+
+
+def values(history: History, steps: Sequence[int]) -> Iterator[Value]:
+    """Yield what the reply to a question says of its steps. Metrics by name that are no longer kept singly are left
+    out."""
+    for series in history.series:
+        least = history.values_from if is_by_name(series.metric) else 0
+        own = {step // series.bucket_steps * series.bucket_steps: step for step in steps if step >= least}
+        for start, value in zip(series.steps, series.last, strict=True):
+            if start in own:
+                yield own[start], series.rank, series.metric, value
+
+
+def _parts(steps: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
+    if len(steps) > most or not _are_told_apart(steps):
+        half = len(steps) // 2
+        yield from _parts(steps[:half], most)
+        yield from _parts(steps[half:], most)
+    elif steps:
+        yield steps
+
+
+def _are_told_apart(steps: Sequence[int]) -> bool:
+    """Return whether no bucket has two of them, where an agent makes as many as it may: at most twice as large as they
+    need be to be so few, and as large as the finest rollups."""
+    if len(steps) < 2 or steps[-1] - steps[0] < MAX_COLUMNS:
+        return True
+    largest = max(ROLLUP_LEVELS[0], 2 * -(-(steps[-1] - steps[0] + 1) // (MAX_COLUMNS - 1)))
+    return min(later - earlier for earlier, later in pairwise(steps)) >= largest
+
+
+def config_of(view: RunView) -> dict[str, Any]:
+    """Return the settings of a run that a view shows; its run file stays on its nodes."""
+    return {
+        "run": {"name": view.name, "steps": view.steps},
+        "batch": {"global": view.global_batch},
+        "group": {"engine": view.engine},
+        "nodes": {rank.node: {"backend": rank.backend, "device": rank.device} for rank in view.ranks},
+    }
 
 
 class DirectorySource:
@@ -58,11 +135,12 @@ class DirectorySource:
             ) from None
 
     def config(self) -> Mapping[str, Any]:
-        """Return the run file, as resolved; empty where there is none."""
+        """Return the run file, as resolved; what the record says of it where there is none, as in an agent's copy."""
         try:
             return tomllib.loads(self._paths.run_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return {}
+            view = self.view()
+            return config_of(view) if view is not None else {}
 
     def nodes(self) -> dict[int, str]:
         view, last = self.view(), self._reader.last_step()
@@ -107,14 +185,7 @@ class AgentSource:
         return self._view
 
     def config(self) -> Mapping[str, Any]:
-        """Return what an agent reports of a run; its file stays on its nodes."""
-        view = self._view
-        return {
-            "run": {"name": view.name, "steps": view.steps},
-            "batch": {"global": view.global_batch},
-            "group": {"engine": view.engine},
-            "nodes": {rank.node: {"backend": rank.backend, "device": rank.device} for rank in view.ranks},
-        }
+        return config_of(self._view)
 
     def nodes(self) -> dict[int, str]:
         return {rank.rank: rank.node for rank in self._view.ranks}
@@ -138,7 +209,7 @@ class AgentSource:
     def evaluations(self, first: int, last: int) -> dict[int, Evaluated]:
         """Return the evaluations. Where buckets are larger than a step, what is in each is asked for by itself."""
         columns = min(last - first + 1, MAX_COLUMNS)
-        names = ("eval_loss", *sorted(dict(self._view.eval_values)))[:_MAX_METRICS]
+        names = ("eval_loss", *sorted(dict(self._view.eval_values)))[:METRICS_AT_ONCE]
         losses, *others = self._client.ask(HistoryRequest, self.run, names, first, last, columns).series
         if losses.bucket_steps > 1:
             parts = (self.evaluations(max(first, at), min(last, at + losses.bucket_steps - 1)) for at in losses.steps)
