@@ -31,7 +31,7 @@ ALLOWED: Final[dict[tuple[str, str], int]] = {
     ("protocol", "docstring"): 15,
     ("protocol", "format"): 28,
     ("trainer", "alias"): 2,
-    ("trainer", "docstring"): 20,
+    ("trainer", "docstring"): 5,
     ("trainer", "parameters"): 2,
     ("tui", "docstring"): 7,
     ("tui", "parameters"): 2,
