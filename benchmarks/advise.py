@@ -32,8 +32,8 @@ import tomli_w
 from lib.quota import Quota
 from lib.sides import Cluster, end_on_sigterm, run_config, until
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, SnapshotRequest, WorkView
 from trainctl.trainer import demo_assets
 from trainctl.tui.export.row_scores import ScoreRequest, Scoring, new_id, read_file
 
@@ -199,7 +199,7 @@ def _train(
 
 def _stop(cluster: Cluster) -> None:
     cluster.client.send("stop", {"checkpoint": False}, timeout_seconds=60)
-    until(lambda: cluster.client.ask(m.SnapshotRequest, 0).run.state not in m.ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
+    until(lambda: cluster.client.ask(SnapshotRequest, 0).run.state not in ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
 
 
 # ---------------------------------------------------------------- scoring
@@ -218,7 +218,7 @@ def _score(
     yield (
         "all nodes",
         predicted,
-        asyncio.run(_rate(cluster.client.ask(m.SnapshotRequest, 0).node.address, folder, run, case.nodes)),
+        asyncio.run(_rate(cluster.client.ask(SnapshotRequest, 0).node.address, folder, run, case.nodes)),
     )
 
 
@@ -227,7 +227,7 @@ def _checkpointed(folder: Path, cluster: Cluster, case: Case) -> str:
     config |= {"run": {"name": "bench", "steps": 1}, "checkpoint": {"at_end": True}}
     run = cluster.client.send("start-run", {"config": config}, timeout_seconds=300).run
     assert run is not None
-    until(lambda: cluster.client.ask(m.SnapshotRequest, 0).run.state not in m.ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
+    until(lambda: cluster.client.ask(SnapshotRequest, 0).run.state not in ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
     return run
 
 
@@ -235,7 +235,7 @@ async def _rate(address: str, folder: Path, run: str, nodes: Sequence[str] | Map
     """Rows per second from when every node has answered until the last row but those of one slice each."""
     seen: list[tuple[float, int]] = []
 
-    def show(view: m.WorkView) -> None:
+    def show(view: WorkView) -> None:
         if len(view.nodes) == len(nodes) and all(node.rows for node in view.nodes):
             seen.append((time.monotonic(), view.answered))
 

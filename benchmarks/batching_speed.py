@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from lib.ratios import interval
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
+from trainctl.protocol.messages import Generation, Range, RankWork, StepPlan
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
@@ -35,8 +35,8 @@ from trainctl.trainer.step.micro_batches import MicroBatches
 SAMPLES, GLOBAL_BATCH, MICRO_BATCH = 4000, 32, 8
 MEDIAN_TOKENS, SPREAD = 60, 0.8
 """Of the samples' lengths, which are log-normal, like those of instruction data."""
-PLAN = m.StepPlan(
-    run="bench", generation=m.Generation(1, 1), seq=1, kind="measure", step=1, plan_version=1, cursor=0,
+PLAN = StepPlan(
+    run="bench", generation=Generation(1, 1), seq=1, kind="measure", step=1, plan_version=1, cursor=0,
     global_batch=GLOBAL_BATCH, work=(), learning_rate=0.0, divisor=1024.0,
 )  # fmt: skip
 
@@ -100,7 +100,7 @@ class Side:
 
     def tokens_per_second(self, clock: Callable[[], float]) -> float:
         """Of the next global batch."""
-        work = m.RankWork(0, (m.Range(self._cursor, self._batch),), self._micro)
+        work = RankWork(0, (Range(self._cursor, self._batch),), self._micro)
         self._cursor += self._batch
         tokens = 0
 

@@ -32,9 +32,9 @@ import numpy as np
 import torch
 from lib.cuda_contenders import MAKERS, SIZES, Work
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.device_table import datasheet_tflops
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, SnapshotRequest, StepsRequest
 from trainctl.trainer.checkpoints.saver import HostCopy
 
 BARS = {("compiled ours", "compiled loop"): 0.98, ("ours", "Trainer"): 1.1, ("compiled ours", "best Trainer"): 1.0}
@@ -135,11 +135,11 @@ def hosted(work: Work, steps: int) -> float:
     try:
         with BlockingClient(json.loads(agent.stdout.readline())["listen"]) as client:
             client.send("start-run", {"config": work.raw()}, timeout_seconds=120)
-            while client.ask(m.SnapshotRequest, 0).run.step < steps + 6:  # type: ignore[union-attr]
+            while client.ask(SnapshotRequest, 0).run.step < steps + 6:  # type: ignore[union-attr]
                 time.sleep(0.1)
-            rows = client.ask(m.StepsRequest, after_step=5, limit=steps + 1).steps
+            rows = client.ask(StepsRequest, after_step=5, limit=steps + 1).steps
             client.send("stop", {"checkpoint": False})
-            while client.ask(m.SnapshotRequest, 0).run.state in m.ACTIVE_RUN_STATES:  # type: ignore[union-attr]
+            while client.ask(SnapshotRequest, 0).run.state in ACTIVE_RUN_STATES:  # type: ignore[union-attr]
                 time.sleep(0.05)
     finally:
         agent.terminate()

@@ -24,9 +24,9 @@ import psutil
 from lib.ratios import interval
 from lib.sides import SEQUENCE, agent, end_on_sigterm, kill_left, run_config
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import run_file
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, Range, RunView, SnapshotRequest, StepCommitted, StepsRequest
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import open_dataset
@@ -111,7 +111,7 @@ class Bare:
         self._backend.clear()
         expected, weight = float(GLOBAL_BATCH * SEQUENCE), 0.0
         for start in range(self._cursor, self._cursor + GLOBAL_BATCH, MICRO_BATCH):
-            positions = positions_of((m.Range(start, MICRO_BATCH),))
+            positions = positions_of((Range(start, MICRO_BATCH),))
             batch = self._dataset.batch(samples_at(positions, self._dataset.samples, 0))
             self._backend.loss_and_gradient(batch, (1 / expected,), commit=nullcontext())
             weight += batch.weight
@@ -139,15 +139,15 @@ class Hosted:
 
     def tokens_per_second(self, steps: int) -> float:
         """From the record: tokens between two commits over the time between them."""
-        first = self._client.ask(m.SnapshotRequest, 0).run.step + WARM_STEPS
+        first = self._client.ask(SnapshotRequest, 0).run.step + WARM_STEPS
         cpu_seconds, began_at = self._cpu_seconds(), first - WARM_STEPS
         self._client.send("resume", {})
         with self._moved:
             assert self._moved.wait_for(lambda: self._step >= first + steps, timeout=MOST_SECONDS), "no more steps"
         self._client.send("pause", {})
-        done = self._client.ask(m.SnapshotRequest, 0).run.step - began_at
+        done = self._client.ask(SnapshotRequest, 0).run.step - began_at
         self.agent_cpu_seconds_per_step = (self._cpu_seconds() - cpu_seconds) / done
-        rows = self._client.ask(m.StepsRequest, after_step=first - 1, limit=steps + 1).steps
+        rows = self._client.ask(StepsRequest, after_step=first - 1, limit=steps + 1).steps
         assert len(rows) == steps + 1
         return (rows[-1].tokens_total - rows[0].tokens_total) / (rows[-1].committed_at - rows[0].committed_at)
 
@@ -158,17 +158,17 @@ class Hosted:
     def _watch(self) -> None:
         with BlockingClient(self._address) as client:
             for item in client.attach():
-                if isinstance(item, m.StepCommitted):
+                if isinstance(item, StepCommitted):
                     with self._moved:
                         self._step = item.step
                         self._moved.notify()
-                if isinstance(item, m.RunView) and item.state not in m.ACTIVE_RUN_STATES:
+                if isinstance(item, RunView) and item.state not in ACTIVE_RUN_STATES:
                     return
 
     def close(self) -> None:
         self._client.send("stop", {"checkpoint": False})
         self._watcher.join(10)
-        while self._client.ask(m.SnapshotRequest, 0).run.state in m.ACTIVE_RUN_STATES:
+        while self._client.ask(SnapshotRequest, 0).run.state in ACTIVE_RUN_STATES:
             time.sleep(0.05)
         self._client.__exit__(None, None, None)
         self._block.__exit__(None, None, None)

@@ -25,8 +25,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import GroupTable
+from trainctl.protocol.messages import Form, Generation, Offer
 from trainctl.trainer.collective.group import ReducerGroup
 from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.collective.shared_buffer import WORD_BYTES, Layout
@@ -136,7 +136,7 @@ def be_rank(number: int, links: int) -> int:
         if "offer" in order:
             if group is not None:
                 group.close()
-            offer = m.Offer(run="r", generation=m.Generation(1, order["offer"]), engine="ring")
+            offer = Offer(run="r", generation=Generation(1, order["offer"]), engine="ring")
             print(json.dumps(membership.offer(offer)), flush=True)
             continue
         if "form" in order:
@@ -153,8 +153,8 @@ def be_rank(number: int, links: int) -> int:
 
 def formed(membership: Membership, n: int, endpoints: list[list[str]]) -> ReducerGroup:
     ends = tuple(tuple(one) for one in endpoints)
-    generation = m.Generation(1, n)
-    order = m.Form(
+    generation = Generation(1, n)
+    order = Form(
         run="r", generation=generation, engine="ring", ranks=(0, 1), endpoints=ends, layout_digest="x",
         deadline_seconds=60.0,
     )  # fmt: skip

@@ -39,8 +39,8 @@ import psutil
 from lib.reporting import Loop, Micros, Reporter
 from lib.sides import agent
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client import BlockingClient
+from trainctl.protocol.messages import GuestPart, GuestRank, GuestStep, HistoryRequest, Phases
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.schema import VALUES_KEPT, open_for_reading
 from trainctl.protocol.record.status_page import StatusWriter
@@ -223,7 +223,7 @@ NAMES = tuple(f"user:metric_{number}" for number in range(METRICS))
 def agent_cost(options: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     with tempfile.TemporaryDirectory() as folder:
         with agent("bench", Path(folder)) as (process, address), BlockingClient(address, by="bench") as client:
-            run = client.attach_run(RUN, "bench", [m.GuestRank(rank) for rank in range(RANKS)])
+            run = client.attach_run(RUN, "bench", [GuestRank(rank) for rank in range(RANKS)])
             core, last = feed(client, psutil.Process(process.pid), options.seconds)
             spans = sorted({min(span, last) for span in (100, 1_000, 10_000, last)})
             charts = {f"{span:,}": slowest_chart(client, span, last) for span in spans}
@@ -252,16 +252,15 @@ def feed(client: BlockingClient, process: psutil.Process, seconds: float) -> tup
     return spent / (time.monotonic() - begun), last
 
 
-def step(number: int) -> m.GuestStep:
+def step(number: int) -> GuestStep:
     """Return a step with a value of each metric of each rank."""
-    phases = m.Phases(0.001, 0.03, 0.05, 0.01, 0.005)
+    phases = Phases(0.001, 0.03, 0.05, 0.01, 0.005)
     values = [{name: random.random() for name in NAMES} for _ in range(RANKS)]
     parts = [
-        m.GuestPart(rank, 384.0, 384.0, 3, step_seconds=0.1, phases=phases, values=own)
-        for rank, own in enumerate(values)
+        GuestPart(rank, 384.0, 384.0, 3, step_seconds=0.1, phases=phases, values=own) for rank, own in enumerate(values)
     ]
     whole = {"samples": 24, "tokens": 3072, "weight": 3072.0, "loss": 2.0}
-    return m.GuestStep(step=number, committed_at=time.time(), step_seconds=0.1, parts=tuple(parts), **whole)
+    return GuestStep(step=number, committed_at=time.time(), step_seconds=0.1, parts=tuple(parts), **whole)
 
 
 def slowest_chart(client: BlockingClient, span: int, last: int) -> float:
@@ -270,7 +269,7 @@ def slowest_chart(client: BlockingClient, span: int, last: int) -> float:
 
     def seconds(name: str) -> float:
         begun = time.perf_counter()
-        client.ask(m.HistoryRequest, RUN, (name,), last - span + 1, last, COLUMNS)
+        client.ask(HistoryRequest, RUN, (name,), last - span + 1, last, COLUMNS)
         return time.perf_counter() - begun
 
     return max(statistics.median(seconds(name) for _ in range(3)) for name in NAMES[:: METRICS // 5])

@@ -24,8 +24,8 @@ from hosted_overhead import NODE, write_config
 from lib.ratios import interval
 from lib.sides import agent, end_on_sigterm, kill_left
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, SnapshotRequest, StepProfilesRequest, StepsRequest
 from trainctl.protocol.messages.events import Profiled
 from trainctl.trainer import demo_assets
 
@@ -57,7 +57,7 @@ class Side:
     @property
     def step(self) -> int:
         """The last one."""
-        run = self._client.ask(m.SnapshotRequest, 0).run
+        run = self._client.ask(SnapshotRequest, 0).run
         assert run is not None
         return run.step
 
@@ -67,23 +67,23 @@ class Side:
         self._client.send("profile", {"steps": PROFILED_STEPS})
         while self._newest_id == known:
             time.sleep(POLL_SECONDS)
-        done = self._client.ask(m.StepProfilesRequest, None, 1).profiles[-1].data
+        done = self._client.ask(StepProfilesRequest, None, 1).profiles[-1].data
         assert isinstance(done, Profiled), done.text
         return done.last_step
 
     @property
     def _newest_id(self) -> int:
         """The newest profile's event number."""
-        found = self._client.ask(m.StepProfilesRequest, None, 1).profiles
+        found = self._client.ask(StepProfilesRequest, None, 1).profiles
         return found[-1].id if found else 0
 
     def commits(self, first: int) -> list[float]:
         """Times of the commits from a step on."""
-        return [row.committed_at for row in self._client.ask(m.StepsRequest, after_step=first - 1, limit=500).steps]
+        return [row.committed_at for row in self._client.ask(StepsRequest, after_step=first - 1, limit=500).steps]
 
     def close(self) -> None:
         self._client.send("stop", {"checkpoint": False})
-        while (run := self._client.ask(m.SnapshotRequest, 0).run) is not None and run.state in m.ACTIVE_RUN_STATES:
+        while (run := self._client.ask(SnapshotRequest, 0).run) is not None and run.state in ACTIVE_RUN_STATES:
             time.sleep(POLL_SECONDS)
         self._client.__exit__(None, None, None)
         self._agent.__exit__(None, None, None)

@@ -22,7 +22,7 @@ from lib.quota import Quota
 from lib.ratios import interval
 from lib.sides import DEADLINE_SECONDS, Cluster, end_on_sigterm, run_config, until
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import CommandReply, SnapshotRequest, StepsRequest
 from trainctl.trainer import demo_assets
 
 BAR = 0.95
@@ -117,15 +117,15 @@ class Run:
         """The median seconds of a step with a split."""
         first = self.share(split)
         until(lambda: self._view().step >= first + steps, f"step {first + steps}")
-        rows = self.cluster.client.ask(m.StepsRequest, after_step=first - 1, limit=steps + 1).steps
+        rows = self.cluster.client.ask(StepsRequest, after_step=first - 1, limit=steps + 1).steps
         return statistics.median(b.committed_at - a.committed_at for a, b in itertools.pairwise(rows))
 
-    def _send(self, verb: str, args: dict[str, Any]) -> m.CommandReply:
-        reply: m.CommandReply = self.cluster.client.send(verb, args, timeout_seconds=DEADLINE_SECONDS)
+    def _send(self, verb: str, args: dict[str, Any]) -> CommandReply:
+        reply: CommandReply = self.cluster.client.send(verb, args, timeout_seconds=DEADLINE_SECONDS)
         return reply
 
     def _view(self) -> Any:
-        view = self.cluster.client.ask(m.SnapshotRequest, 0).run
+        view = self.cluster.client.ask(SnapshotRequest, 0).run
         assert view is not None
         return view
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from lib.sides import Cluster, end, end_on_sigterm, kill_left, run_config, until
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import RunView, SnapshotRequest, StepCommitted, StepsRequest
 from trainctl.trainer import demo_assets
 
 NODES = ["a", "b", "c"]
@@ -120,12 +120,12 @@ def after_agent_kill(cluster: Cluster, index: int) -> float:
     return float(row.committed_at - back)
 
 
-def newest(cluster: Cluster) -> list[m.StepCommitted]:
-    return list(cluster.client.ask(m.StepsRequest, after_step=max(0, view(cluster).step - 12)).steps)
+def newest(cluster: Cluster) -> list[StepCommitted]:
+    return list(cluster.client.ask(StepsRequest, after_step=max(0, view(cluster).step - 12)).steps)
 
 
-def view(cluster: Cluster) -> m.RunView:
-    found = cluster.client.ask(m.SnapshotRequest, 0).run
+def view(cluster: Cluster) -> RunView:
+    found = cluster.client.ask(SnapshotRequest, 0).run
     assert found is not None
     return found
 

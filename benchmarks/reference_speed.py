@@ -21,7 +21,7 @@ from lib.sides import SEQUENCE, Cluster, run_config, until
 from score_speed import CORES, LOAD_SECONDS, MICRO_BATCH, SETTLE_SECONDS, loop_rates, run
 from unequal import Quota
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, RunsRequest, SnapshotRequest
 from trainctl.trainer import demo_assets
 
 LOOK_SECONDS = 0.2
@@ -75,15 +75,15 @@ def pass_rate(folder: Path, cluster: Cluster, quotas: dict[str, Quota]) -> float
     config |= {"objective": {"kind": "dpo"}}
     for caches in (folder / "state").glob("*/data"):
         shutil.rmtree(caches)
-    known = {run.run for run in cluster.client.ask(m.RunsRequest).runs}
+    known = {run.run for run in cluster.client.ask(RunsRequest).runs}
     begun = next(cluster.client.command("start-run", {"config": config}))
     assert begun.state == "accepted", begun.reason  # it is applied with its first step
     view = until(
-        lambda: (now := cluster.client.ask(m.SnapshotRequest, 0).run) and now.run not in known and now, "the run"
+        lambda: (now := cluster.client.ask(SnapshotRequest, 0).run) and now.run not in known and now, "the run"
     )
     seen = watch(Path(view.directory).parents[1] / "data", cluster, quotas)
     until(
-        lambda: (now := cluster.client.ask(m.SnapshotRequest, 0).run) and now.state not in m.ACTIVE_RUN_STATES,
+        lambda: (now := cluster.client.ask(SnapshotRequest, 0).run) and now.state not in ACTIVE_RUN_STATES,
         "the run's end",
     )
     whole = len((folder / "pairs.jsonl").read_text().splitlines())
@@ -109,8 +109,8 @@ def watch(caches: Path, cluster: Cluster, quotas: dict[str, Quota]) -> list[tupl
                 dealt: dict[int, int] = dict(connection.execute(query).fetchall())
                 seen.append((time.monotonic(), {rank: units for rank, units in dealt.items() if units}))
                 hold({[*CORES][rank] for rank in dealt}, cluster, quotas, held)
-        view: Any = cluster.client.ask(m.SnapshotRequest, 0).run if not seen or len(seen) % 10 == 0 else None
-        return view is not None and (view.step >= 1 or view.state not in m.ACTIVE_RUN_STATES)
+        view: Any = cluster.client.ask(SnapshotRequest, 0).run if not seen or len(seen) % 10 == 0 else None
+        return view is not None and (view.step >= 1 or view.state not in ACTIVE_RUN_STATES)
 
     while not look():
         time.sleep(LOOK_SECONDS)

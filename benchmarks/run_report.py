@@ -18,8 +18,14 @@ from pathlib import Path
 from lib import long_record
 
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.protocol import messages as m
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import Generation
+from trainctl.protocol.messages.events import (
+    CheckpointWritten,
+    GenerationFormed,
+    GenerationLeft,
+    RankChanged,
+    SharesChanged,
+)
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 
@@ -83,16 +89,16 @@ def complete(paths: RunPaths, steps: int) -> None:
 
 
 def add_events(recorder: RunDb, step: int, at: float, nodes: list[str]) -> None:
-    recorder.event(at, e.CheckpointWritten(step, 10**9, 0.1), "good", nodes[0], step=step)
+    recorder.event(at, CheckpointWritten(step, 10**9, 0.1), "good", nodes[0], step=step)
     shares = {node: 8 + (step // CHANGES_EVERY + place) % 3 for place, node in enumerate(nodes)}
     if step % CHANGES_EVERY == 0:
-        change = e.SharesChanged(shares, shares | {nodes[0]: 9})
+        change = SharesChanged(shares, shares | {nodes[0]: 9})
         recorder.event(at, change, "info", "auto:rebalance", step=step, verb="rebalance", outcome="applied")
     if step % FAULTS_EVERY == 0:
-        generation = m.Generation(1, step // FAULTS_EVERY)
-        recorder.event(at, e.RankChanged((nodes[-1],), "failed", "was ended by signal 9"), "error", "auto", step=step)
-        recorder.event(at, e.GenerationLeft(generation, "a rank died"), "warning", "auto", step=step)
-        formed = e.GenerationFormed(generation, len(nodes) - 1, waited_seconds=0.5)
+        generation = Generation(1, step // FAULTS_EVERY)
+        recorder.event(at, RankChanged((nodes[-1],), "failed", "was ended by signal 9"), "error", "auto", step=step)
+        recorder.event(at, GenerationLeft(generation, "a rank died"), "warning", "auto", step=step)
+        formed = GenerationFormed(generation, len(nodes) - 1, waited_seconds=0.5)
         recorder.event(at + 0.5, formed, "info", "auto", step=step)
 
 

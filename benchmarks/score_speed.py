@@ -27,9 +27,9 @@ from pathlib import Path
 from lib.sides import SEQUENCE, Cluster, end, end_on_sigterm, run_config, until
 from unequal import Quota
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.machine import shim
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, RunView, SnapshotRequest, WorkView
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.trainer import demo_assets
 from trainctl.tui.export.row_scores import ScoreRequest, Scoring, new_id, read_file
@@ -118,9 +118,9 @@ def trained(folder: Path, cluster: Cluster) -> str:
     run = cluster.client.send("start-run", {"config": config}, timeout_seconds=300).run
     assert run is not None
 
-    def ended() -> m.RunView | None:
-        view = cluster.client.ask(m.SnapshotRequest, 0).run
-        return view if view is not None and view.state not in m.ACTIVE_RUN_STATES else None
+    def ended() -> RunView | None:
+        view = cluster.client.ask(SnapshotRequest, 0).run
+        return view if view is not None and view.state not in ACTIVE_RUN_STATES else None
 
     view = until(ended, "the run's end")
     (folder / "checkpoint").symlink_to(RunPaths(Path(view.directory)).checkpoint(1))
@@ -166,8 +166,8 @@ class Measurement:
     ) -> None:
         """`kill_after`: seconds from when all workers have answered until the victim's worker is killed."""
         self._folder, self._run, self._quotas, self._kill_after = folder, run, quotas, kill_after
-        self._address = cluster.client.ask(m.SnapshotRequest, 0).node.address
-        self._seen: list[tuple[float, m.WorkView]] = []
+        self._address = cluster.client.ask(SnapshotRequest, 0).node.address
+        self._seen: list[tuple[float, WorkView]] = []
         self._held: dict[str, int] = {}  # by node
         self._all_work_at = self._killed_at = 0.0
         self.rows = 0
@@ -193,7 +193,7 @@ class Measurement:
         async with Client(self._address) as client:
             await Scoring(client, rows, ScoreRequest(new_id(), self._run, None, False, ()), output, self._show).run()
 
-    def _show(self, view: m.WorkView) -> None:
+    def _show(self, view: WorkView) -> None:
         now = time.monotonic()
         self._seen.append((now, view))
         for node in view.nodes:

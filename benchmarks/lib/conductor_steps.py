@@ -14,13 +14,26 @@ from trainctl.node_agent.conductor import conductor as conductors
 from trainctl.node_agent.conductor import events as decisions
 from trainctl.node_agent.conductor import state as states
 from trainctl.node_agent.planning import durable as durables
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
+from trainctl.protocol.messages import (
+    Fence,
+    Fenced,
+    Form,
+    Formed,
+    Generation,
+    Offer,
+    Offered,
+    Phases,
+    Probed,
+    Ready,
+    Report,
+    Soon,
+)
 
 RUN = "bench"
 STEPS = 10_000_000
 MEMORY = {"memory_bytes": 1 << 30, "memory_peak_bytes": 1 << 32, "memory_cap_bytes": 5 << 30}
-PHASES = m.Phases(forward=0.1, backward=0.2)
+PHASES = Phases(forward=0.1, backward=0.2)
 
 
 class Bench:
@@ -29,7 +42,7 @@ class Bench:
     def __init__(self, ranks: int) -> None:
         by_rank = {rank: durables.RankSetting(f"n{rank}", 4, 4) for rank in range(ranks)}
         settings = durables.Settings(1, 4 * ranks, by_rank)
-        durable = durables.Durable(settings, m.Generation(1, 0), 0)
+        durable = durables.Durable(settings, Generation(1, 0), 0)
         self.conductor = conductors.Conductor(RUN, config(ranks), durable, states.Progress())
         self.answers: deque[Any] = deque()
         self.now = self.seconds = 0.0
@@ -53,18 +66,18 @@ class Bench:
                 plan = decision.plan
                 if plan.kind == "train":
                     same = {"run": RUN, "generation": plan.generation, "seq": plan.seq}
-                    self.answers.extend(m.Soon(rank=work.rank, **same) for work in plan.work)
+                    self.answers.extend(Soon(rank=work.rank, **same) for work in plan.work)
                 self.answers.extend(report(plan, work) for work in plan.work)
 
     def answer(self, rank: int, order: Any) -> list[Any]:
         same = {"run": RUN, "rank": rank, "generation": order.generation}
         match order:
-            case m.Fence():
-                return [m.Fenced(**same, last_step=self.conductor.progress.step)]
-            case m.Offer():
-                return [m.Offered(**same, endpoints=(f"127.0.0.1:{rank}",))]
-            case m.Form():
-                return [m.Formed(**same, join_seconds=0.01)]
+            case Fence():
+                return [Fenced(**same, last_step=self.conductor.progress.step)]
+            case Offer():
+                return [Offered(**same, endpoints=(f"127.0.0.1:{rank}",))]
+            case Form():
+                return [Formed(**same, join_seconds=0.01)]
         return []
 
     def steps(self, count: int) -> float:
@@ -84,7 +97,7 @@ def config(ranks: int) -> Any:
 
 
 def ready(rank: int) -> Any:
-    return m.Ready(
+    return Ready(
         run=RUN, rank=rank, pid=1, backend="torch", device="cpu", parameters=1000, samples=1_000_000, held_out=0,
         mean_weight=4.0, layout_digest="l", model_digest="m", data_digest="d", last_step=0, cursor=0, system="Linux",
         engines=("gloo", "ring"),
@@ -99,8 +112,8 @@ def report(plan: Any, work: Any) -> Any:
     }  # fmt: skip
     if plan.kind == "probe":
         alike = {"family": "llama", "tokens_digest": "t", "lengths": (2, 1), "weight_norms": b"\0\0\x80\x3f"}
-        return m.Probed(**said, **alike, log_probabilities=bytes(12))
-    return m.Report(**said, values=MEMORY)
+        return Probed(**said, **alike, log_probabilities=bytes(12))
+    return Report(**said, values=MEMORY)
 
 
 def main() -> None:

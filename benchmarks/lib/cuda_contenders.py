@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import transformers
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.model_facts import read_facts
 from trainctl.protocol.config.run_tables import AdapterTable
+from trainctl.protocol.messages import Form, Generation, Range, RankWork, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.load import load
@@ -44,7 +44,7 @@ SIZES = {
     "tiny": Size({"hidden": 32, "layers": 2, "heads": 2, "intermediate": 64}, 2, 32, 320),
 }
 """`tiny` only shows that everything runs."""
-GENERATION = m.Generation(1, 1)
+GENERATION = Generation(1, 1)
 
 
 class Work:
@@ -105,7 +105,7 @@ class Ours:
         data, self.backend = open_dataset(config, work.folder, "speed"), load(config, config.nodes["here"], "speed")
         progress = Progress()
         progress.load(0, 0)
-        progress.form(m.Form(run="speed", generation=GENERATION, engine="none", ranks=(0,)))
+        progress.form(Form(run="speed", generation=GENERATION, engine="none", ranks=(0,)))
         self._work, self._count, self.values = work, 0, dict[str, float]()
         status = StatusWriter(work.folder / "status", os.getpid())
         self._rank = Rank(
@@ -121,10 +121,10 @@ class Ours:
     def step(self) -> None:
         work, cursor = self._work, self._count * self._work.batch
         self._count += 1
-        plan = m.StepPlan(
+        plan = StepPlan(
             run="speed", generation=GENERATION, seq=self._count, kind="train", step=self._count, plan_version=1,
             cursor=cursor, global_batch=work.batch, divisor=float(work.tokens_a_step), learning_rate=RATE,
-            work=(m.RankWork(0, (m.Range(cursor, work.batch),), work.micro),),
+            work=(RankWork(0, (Range(cursor, work.batch),), work.micro),),
         )  # fmt: skip
         report = train(self._rank, plan, time.perf_counter())
         self.values = report.values | {

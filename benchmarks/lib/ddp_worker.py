@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from sides import SEQUENCE, WARM_STEPS, run_config
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
+from trainctl.protocol.messages import Range
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.data.permutation import positions_of, samples_at
 from trainctl.trainer.model.torch_model import read_model
@@ -108,7 +108,7 @@ class Worker:
         return tokens
 
     def _micro_batch(self, start: int, count: int, samples: int) -> float:
-        positions = positions_of((m.Range(start, count),))
+        positions = positions_of((Range(start, count),))
         batch = self._data.batch(samples_at(positions, self._data.samples, 0))
         inputs = torch.from_numpy(batch.inputs).to(torch.int64)
         targets = torch.from_numpy(np.where(batch.counted > 0, batch.targets, -100)).to(torch.int64)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
+from trainctl.protocol.messages import Form, Generation, Range, RankWork, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
@@ -27,7 +27,7 @@ from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity, Rank, Settings
 
 RATE = 1e-4
-GENERATION = m.Generation(1, 1)
+GENERATION = Generation(1, 1)
 WARM_UP_STEPS = 2
 
 
@@ -92,17 +92,17 @@ def ours(config: Any, dataset: Dataset, status: Path) -> None:
     progress = Progress()
     progress.load(0, 0)
     who = Identity("speed", "here", 0)
-    progress.form(m.Form(run=who.run, generation=GENERATION, engine="none", ranks=(0,)))
+    progress.form(Form(run=who.run, generation=GENERATION, engine="none", ranks=(0,)))
     settings = Settings.of(config, "here")
     backend = load(config, node, "speed")
     rank = Rank(who, settings, backend, dataset, progress, StatusWriter(status, os.getpid()), lambda message: None)
     batch = config.batch.global_
     for step in range(1, config.run.steps + 1):
         cursor = (step - 1) * batch
-        plan = m.StepPlan(
+        plan = StepPlan(
             run=who.run, generation=GENERATION, seq=step, kind="train", step=step, plan_version=1, cursor=cursor,
             global_batch=batch, divisor=batch * dataset.mean_weight, learning_rate=RATE,
-            work=(m.RankWork(0, (m.Range(cursor, batch),), config.batch.micro),),
+            work=(RankWork(0, (Range(cursor, batch),), config.batch.micro),),
         )  # fmt: skip
         train(rank, plan, time.perf_counter())
         turns.step_done()

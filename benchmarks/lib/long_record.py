@@ -16,7 +16,7 @@ from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.simulate import scenario
 from trainctl.node_agent.simulate.simulation import Simulation
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import RankStep, RankView, RunView, StepCommitted
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import rebuild_rollups
@@ -44,7 +44,7 @@ model_gb = 10
 sample_gb = 1
 memory_gb = 40
 """
-Step = tuple[m.StepCommitted, tuple[m.RankStep, ...]]
+Step = tuple[StepCommitted, tuple[RankStep, ...]]
 
 
 def make(folder: Path, steps: int, ranks: int) -> Path:
@@ -71,16 +71,16 @@ def make(folder: Path, steps: int, ranks: int) -> Path:
     return directory
 
 
-def _view(paths: RunPaths, steps: int) -> m.RunView:
+def _view(paths: RunPaths, steps: int) -> RunView:
     with RecordReader(paths) as reader:
         last = reader.last_step()
         assert last is not None
         parts = reader.rank_steps(last.step)
     ranks = tuple(
-        m.RankView(part.rank, part.node, "done", last.committed_at, share=part.samples, micro_batch=part.micro_batch)
+        RankView(part.rank, part.node, "done", last.committed_at, share=part.samples, micro_batch=part.micro_batch)
         for part in parts
     )
-    return m.RunView(
+    return RunView(
         run=paths.directory.name, name="long", state="finished", lead=parts[0].node, engine="gloo",
         generation=last.generation, step=steps, steps=steps, plan_version=1, global_batch=last.global_batch,
         samples=86_282, cursor=last.cursor, learning_rate=1e-3, ranks=ranks, directory=str(paths.directory),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from lib.quota import Quota
 from lib.sides import Cluster, run_config, until
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, CalibrateRequest, SnapshotRequest
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.trainer import demo_assets
 
@@ -50,15 +50,15 @@ def _run(cluster: Cluster, folder: Path, steps: int) -> RealRun:
     config, id = run_config(folder, [NODE], GLOBAL_BATCH, MICRO_BATCH), uuid.uuid4().hex
     client = cluster.client
     until(
-        lambda: client._run(client._client.ask(m.CalibrateRequest, id, config)).state != "running",
+        lambda: client._run(client._client.ask(CalibrateRequest, id, config)).state != "running",
         "the calibration's end",
     )
     cluster.start(config)
     cluster.measure(WARM_STEPS + steps)
-    view = cluster.client.ask(m.SnapshotRequest, 0).run
+    view = cluster.client.ask(SnapshotRequest, 0).run
     assert view is not None
     cluster.client.send("stop", {"checkpoint": False}, timeout_seconds=60)
-    until(lambda: cluster.client.ask(m.SnapshotRequest, 0).run.state not in m.ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
+    until(lambda: cluster.client.ask(SnapshotRequest, 0).run.state not in ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
     with RecordReader(Path(view.directory)) as reader:
         done, _ = reader.steps(WARM_STEPS, steps)
     (profile,) = profiles.glob("*.toml")

@@ -13,7 +13,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import Form, FromTrainer, Generation, Range, RankWork, Report, StepPlan
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
@@ -37,7 +37,7 @@ Context = AbstractContextManager[object]
 OWN_VALUES = 7
 """The metrics of a step of this loop by name, without an objective's: clip scale, own loss, memory and its trend."""
 SAMPLES = 8
-GENERATION = m.Generation(1, 1)
+GENERATION = Generation(1, 1)
 IDENTITY = Identity("bench", "here", 0)
 
 
@@ -48,11 +48,11 @@ class TimedProgress(Progress):
         super().__init__()
         self.spent_seconds, self._committed_at = 0.0, 0.0
 
-    def commit(self, plan: m.StepPlan) -> None:
+    def commit(self, plan: StepPlan) -> None:
         super().commit(plan)
         self._committed_at = time.perf_counter()
 
-    def remember(self, report: m.Report) -> None:
+    def remember(self, report: Report) -> None:
         super().remember(report)
         self.spent_seconds += time.perf_counter() - self._committed_at
 
@@ -130,15 +130,15 @@ class Samples:
 class Loop:
     """The trainer's own loop at step 0 of a generation of one rank, on the work above."""
 
-    def __init__(self, work: int, status: StatusWriter, send: Callable[[m.FromTrainer], None], values: int) -> None:
+    def __init__(self, work: int, status: StatusWriter, send: Callable[[FromTrainer], None], values: int) -> None:
         self.progress, self._values, self._step = TimedProgress(), values, 0
         self.progress.load(0, 0)
-        self.progress.form(m.Form(run=IDENTITY.run, generation=GENERATION, engine="none", ranks=(0,)))
+        self.progress.form(Form(run=IDENTITY.run, generation=GENERATION, engine="none", ranks=(0,)))
         backend, data = cast(Backend, Work(work, self.progress)), cast(Dataset, Samples())
         settings = Settings(0, "float32", 1.0, 0)
         self._rank = Rank(IDENTITY, settings, backend, data, self.progress, status, send)
 
-    def step(self) -> m.Report:
+    def step(self) -> Report:
         brought = {f"user:metric_{place}": 0.125 * place for place in range(self._values - OWN_VALUES)}
 
         def step_values(_: object, own: Tail, *__: object) -> dict[str, float]:
@@ -147,7 +147,7 @@ class Loop:
         loop.step_values = step_values  # type: ignore[assignment]
         self._step += 1
         cursor = (self._step - 1) * SAMPLES
-        plan = m.StepPlan(
+        plan = StepPlan(
             run=IDENTITY.run,
             generation=GENERATION,
             seq=self._step,
@@ -156,7 +156,7 @@ class Loop:
             plan_version=1,
             cursor=cursor,
             global_batch=SAMPLES,
-            work=(m.RankWork(0, (m.Range(cursor, SAMPLES),), SAMPLES),),
+            work=(RankWork(0, (Range(cursor, SAMPLES),), SAMPLES),),
             learning_rate=1e-3,
             divisor=64.0,
         )
@@ -192,7 +192,7 @@ class Reporter:
         if int(taken) < self.report.step:
             raise SystemExit(f"only {taken} of {self.report.step} reports reached the agent's end")
 
-    def _send_soon(self, message: m.FromTrainer) -> None:
+    def _send_soon(self, message: FromTrainer) -> None:
         begun = time.perf_counter()
         self._control.send(message)
         self._loop.progress.spent_seconds += time.perf_counter() - begun
@@ -222,7 +222,7 @@ def drain(endpoint: str) -> None:
     taken = 0
     while listening in (events := dict(poller.poll())) or sys.stdin.fileno() not in events:
         if listening in events:
-            taken += isinstance(codec.decode_answer(listening.recv_multipart()[1]), m.Report)
+            taken += isinstance(codec.decode_answer(listening.recv_multipart()[1]), Report)
     print(taken)
     listening.close()
     context.term()

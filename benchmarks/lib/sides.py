@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import tomli_w
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.names import agent_address, node_directory
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, HistoryRequest, SnapshotRequest, StepsRequest
 
 SEQUENCE = 128
 DEADLINE_SECONDS = 300.0
@@ -114,7 +114,7 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(Exception):
             self.client.send("stop", {"checkpoint": False}, timeout_seconds=60)
-            until(lambda: self.client.ask(m.SnapshotRequest, 0).run.state not in m.ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
+            until(lambda: self.client.ask(SnapshotRequest, 0).run.state not in ACTIVE_RUN_STATES, "the run's end")  # type: ignore[union-attr]
         with contextlib.suppress(AttributeError):
             self.client.__exit__(None, None, None)
         for agent in self._agents:
@@ -150,15 +150,15 @@ class Cluster:
 
     def measure(self, steps: int) -> dict[str, float]:
         """Resume for a while: tokens/s from commit to commit, and the mean seconds a rank waited for its plan."""
-        view = self.client.ask(m.SnapshotRequest, 0).run
+        view = self.client.ask(SnapshotRequest, 0).run
         assert view is not None
         self.client.send("resume", {}, timeout_seconds=DEADLINE_SECONDS)
         first = self._step() + WARM_STEPS
         until(lambda: self._step() >= first + steps, f"step {first + steps}")
         self.client.send("pause", {}, timeout_seconds=DEADLINE_SECONDS)
-        rows = self.client.ask(m.StepsRequest, after_step=first - 1, limit=steps + 1).steps
+        rows = self.client.ask(StepsRequest, after_step=first - 1, limit=steps + 1).steps
         seconds = rows[-1].committed_at - rows[0].committed_at
-        waits = self.client.ask(m.HistoryRequest, view.run, ("wait_seconds",), rows[1].step, rows[-1].step, 2000).series
+        waits = self.client.ask(HistoryRequest, view.run, ("wait_seconds",), rows[1].step, rows[-1].step, 2000).series
         mean = [sum(series.mean) / len(series.mean) for series in waits if series.mean]
         return {
             "tokens_per_second": sum(row.tokens for row in rows[1:]) / seconds,
@@ -168,14 +168,14 @@ class Cluster:
 
     def trainer_pids(self) -> dict[str, int]:
         """By node."""
-        view = self.client.ask(m.SnapshotRequest, 0).run
+        view = self.client.ask(SnapshotRequest, 0).run
         assert view is not None
         return {rank.node: rank.pid for rank in view.ranks if rank.pid is not None}
 
     def _step(self) -> int:
-        view = self.client.ask(m.SnapshotRequest, 0).run
+        view = self.client.ask(SnapshotRequest, 0).run
         assert view is not None
-        if view.state not in m.ACTIVE_RUN_STATES:
+        if view.state not in ACTIVE_RUN_STATES:
             raise RuntimeError(f"the run {view.state}: {view.reason}")
         return view.step
 

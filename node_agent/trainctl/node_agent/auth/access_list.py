@@ -2,9 +2,58 @@
 
 from typing import NamedTuple
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import (
+    AttachRun,
+    AttendRequest,
+    AuditRequest,
+    CalibrateRequest,
+    CalibrationsRequest,
+    ClientRequest,
+    Command,
+    DiagnosisRequest,
+    DigestsRequest,
+    DiskRequest,
+    DryRunRequest,
+    EditRun,
+    EndRun,
+    EndWork,
+    EventsRequest,
+    FactsRequest,
+    GapRequest,
+    HistoryRequest,
+    HookTestRequest,
+    HostsRequest,
+    HostWork,
+    LinkRequest,
+    LogRequest,
+    OpenWork,
+    PairsRequest,
+    PeerClaim,
+    PeerEnd,
+    PeerHello,
+    PeerHost,
+    PeerKeep,
+    PeerPing,
+    PeerRelay,
+    PeerTrainer,
+    PoliciesRequest,
+    RecordRequest,
+    RunsRequest,
+    RunSteps,
+    SamplesRequest,
+    SliceRequest,
+    SnapshotRequest,
+    StepProfilesRequest,
+    StepsRequest,
+    ToPeer,
+    TraceRequest,
+    WorkFileRequest,
+    WorkResultsRequest,
+    WorkRows,
+    WorksRequest,
+)
 from trainctl.protocol.security.keys import Authorized, KeyFolder, Role
 
 REQUESTS, LIVE = "requests", "live"
@@ -18,65 +67,65 @@ class Rights(NamedTuple):
     role: Role
     nodes: frozenset[str] = frozenset()  # role node: those that it speaks for
 
-    def objection(self, message: m.ClientRequest | m.ToPeer) -> str:
+    def objection(self, message: ClientRequest | ToPeer) -> str:
         """Why it may not say this, empty if it may."""
         is_node, allowed = self.role == "node", ""
         of_agents = f"{self.name} is a node's agent; agents send no requests"
         match message:
             case (
-                m.PeerHello()
-                | m.PeerHost()
-                | m.PeerRelay()
-                | m.PeerEnd()
-                | m.PeerTrainer()
-                | m.PeerKeep()
-                | m.PeerClaim()
-                | m.PeerPing()
-                | m.HostWork()
-                | m.WorkFileRequest()
-                | m.SliceRequest()
-                | m.LinkRequest()
+                PeerHello()
+                | PeerHost()
+                | PeerRelay()
+                | PeerEnd()
+                | PeerTrainer()
+                | PeerKeep()
+                | PeerClaim()
+                | PeerPing()
+                | HostWork()
+                | WorkFileRequest()
+                | SliceRequest()
+                | LinkRequest()
             ):
                 return allowed if is_node else f"{self.name} has the role {self.role}; only agents may send this"
-            case m.LogRequest() | m.TraceRequest() | m.WorksRequest():
+            case LogRequest() | TraceRequest() | WorksRequest():
                 return allowed
             case (
-                m.Command()
-                | m.AuditRequest()
-                | m.DigestsRequest()
-                | m.DiskRequest()
-                | m.AttachRun()
-                | m.RunSteps()
-                | m.EndRun()
-                | m.OpenWork()
-                | m.WorkRows()
-                | m.WorkResultsRequest()
-                | m.EndWork()
-                | m.CalibrateRequest()
-                | m.HookTestRequest()
-                | m.EditRun()
+                Command()
+                | AuditRequest()
+                | DigestsRequest()
+                | DiskRequest()
+                | AttachRun()
+                | RunSteps()
+                | EndRun()
+                | OpenWork()
+                | WorkRows()
+                | WorkResultsRequest()
+                | EndWork()
+                | CalibrateRequest()
+                | HookTestRequest()
+                | EditRun()
             ):
                 if self.role == "viewer":
                     return f"{self.name} is a viewer here; only an operator may send {what(message)}"
                 return of_agents if is_node else allowed
             case (
-                m.SnapshotRequest()
-                | m.HistoryRequest()
-                | m.GapRequest()
-                | m.RunsRequest()
-                | m.EventsRequest()
-                | m.StepsRequest()
-                | m.HostsRequest()
-                | m.SamplesRequest()
-                | m.PairsRequest()
-                | m.PoliciesRequest()
-                | m.DryRunRequest()
-                | m.DiagnosisRequest()
-                | m.AttendRequest()
-                | m.FactsRequest()
-                | m.StepProfilesRequest()
-                | m.CalibrationsRequest()
-                | m.RecordRequest()
+                SnapshotRequest()
+                | HistoryRequest()
+                | GapRequest()
+                | RunsRequest()
+                | EventsRequest()
+                | StepsRequest()
+                | HostsRequest()
+                | SamplesRequest()
+                | PairsRequest()
+                | PoliciesRequest()
+                | DryRunRequest()
+                | DiagnosisRequest()
+                | AttendRequest()
+                | FactsRequest()
+                | StepProfilesRequest()
+                | CalibrationsRequest()
+                | RecordRequest()
             ):
                 return of_agents if is_node else allowed
 
@@ -147,54 +196,54 @@ def _all_rights(table: Authorized, cluster: Cluster, revoked: frozenset[str]) ->
     return {public: rights for public, rights in found.items() if public not in revoked}
 
 
-def claimed_node(message: m.ClientRequest) -> str | None:
+def claimed_node(message: ClientRequest) -> str | None:
     """The node that a request says it comes from, None if it says nothing."""
     match message:
-        case m.SliceRequest() | m.LinkRequest():
+        case SliceRequest() | LinkRequest():
             return message.node
-        case m.HostWork():
+        case HostWork():
             return message.lead
         case (
-            m.SnapshotRequest()
-            | m.HistoryRequest()
-            | m.GapRequest()
-            | m.RunsRequest()
-            | m.EventsRequest()
-            | m.StepsRequest()
-            | m.HostsRequest()
-            | m.SamplesRequest()
-            | m.PairsRequest()
-            | m.PoliciesRequest()
-            | m.DryRunRequest()
-            | m.DiagnosisRequest()
-            | m.LogRequest()
-            | m.AttendRequest()
-            | m.FactsRequest()
-            | m.StepProfilesRequest()
-            | m.TraceRequest()
-            | m.RecordRequest()
-            | m.DigestsRequest()
-            | m.DiskRequest()
-            | m.AuditRequest()
-            | m.CalibrateRequest()
-            | m.CalibrationsRequest()
-            | m.AttachRun()
-            | m.RunSteps()
-            | m.EndRun()
-            | m.WorksRequest()
-            | m.OpenWork()
-            | m.WorkRows()
-            | m.WorkResultsRequest()
-            | m.EndWork()
-            | m.WorkFileRequest()
-            | m.Command()
-            | m.HookTestRequest()
-            | m.EditRun()
+            SnapshotRequest()
+            | HistoryRequest()
+            | GapRequest()
+            | RunsRequest()
+            | EventsRequest()
+            | StepsRequest()
+            | HostsRequest()
+            | SamplesRequest()
+            | PairsRequest()
+            | PoliciesRequest()
+            | DryRunRequest()
+            | DiagnosisRequest()
+            | LogRequest()
+            | AttendRequest()
+            | FactsRequest()
+            | StepProfilesRequest()
+            | TraceRequest()
+            | RecordRequest()
+            | DigestsRequest()
+            | DiskRequest()
+            | AuditRequest()
+            | CalibrateRequest()
+            | CalibrationsRequest()
+            | AttachRun()
+            | RunSteps()
+            | EndRun()
+            | WorksRequest()
+            | OpenWork()
+            | WorkRows()
+            | WorkResultsRequest()
+            | EndWork()
+            | WorkFileRequest()
+            | Command()
+            | HookTestRequest()
+            | EditRun()
         ):
             return None
 
 
-def what(message: m.ClientRequest | m.ToPeer) -> str:
+def what(message: ClientRequest | ToPeer) -> str:
     """A message's kind, for the audit: "command pause", "snapshot-request"."""
     kind = str(message.__struct_config__.tag)
-    return f"{kind} {message.verb}" if isinstance(message, m.Command) else kind
+    return f"{kind} {message.verb}" if isinstance(message, Command) else kind

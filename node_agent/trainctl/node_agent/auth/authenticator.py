@@ -17,10 +17,10 @@ import zmq.auth.base
 from trainctl.node_agent.auth.access_list import LIVE, REQUESTS, AccessList, Rights, claimed_node, what
 from trainctl.node_agent.auth.audit import Audit, Subject
 from trainctl.node_agent.auth.connections import Callers, ConnectionLog
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError
+from trainctl.protocol.messages import AttendRequest, ClientRequest, Command, ToPeer
 from trainctl.protocol.security.keyring import Credentials, Keyring
 from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets
@@ -217,20 +217,20 @@ class Authenticator:
             raise NotAuthorisedError("a client's socket must not set its own identity")
         return caller, rights
 
-    def check(self, public: str, rights: Rights, message: m.ClientRequest | m.ToPeer, lead: str | None) -> None:
+    def check(self, public: str, rights: Rights, message: ClientRequest | ToPeer, lead: str | None) -> None:
         """`lead`: the node that a message to a peer claims to be of. Raises NotAuthorisedError for what the sender may
         not say."""
         why = rights.objection(message)
-        claimed = lead if isinstance(message, m.ToPeer) else claimed_node(message)
+        claimed = lead if isinstance(message, ToPeer) else claimed_node(message)
         if not why and claimed is not None and claimed not in rights.nodes:
             why = f"{rights.name}'s key may not act for {claimed}"
         if why:
             self._audit.note(Subject(rights.name, public, what(message), why))
             raise NotAuthorisedError(why)
 
-    def signed(self, rights: Rights, request: m.ClientRequest) -> m.ClientRequest:
+    def signed(self, rights: Rights, request: ClientRequest) -> ClientRequest:
         """The request with its key's name as the sender, whatever name it gives."""
-        if isinstance(request, m.Command | m.AttendRequest):
+        if isinstance(request, Command | AttendRequest):
             return msgspec.structs.replace(request, by=rights.name)
         return request
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.data_files import data_files, lacks_files
 from trainctl.protocol.config.hub_models import is_hub_id, model_folder
@@ -23,6 +22,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import facts, speeds
 from trainctl.protocol.machine.devices import read_devices
 from trainctl.protocol.machine.file_digests import FileDigests, data_digests, model_digests
+from trainctl.protocol.messages import Digests, DigestsRequest, Disk, DiskRequest, Facts, FactsRequest
 
 _Stamp = tuple[tuple[str, int, int], ...]
 """Path, size and modification time of each file."""
@@ -53,39 +53,39 @@ class Doctor:
         """End what is read."""
         self._is_closed.set()
 
-    async def facts(self, request: m.FactsRequest) -> m.Facts:
+    async def facts(self, request: FactsRequest) -> Facts:
         devices = await _apart(read_devices)
         folders = self._keys_folder, self._state_folder
         gathered = await _apart(lambda: facts.gather(self._node, *folders, rid=request.rid, devices=devices))
         return msgspec.structs.replace(gathered, lost_sockets=self.lost_sockets)
 
-    async def digests(self, request: m.DigestsRequest) -> m.Digests:
+    async def digests(self, request: DigestsRequest) -> Digests:
         """Only of what a run file here names: nothing else is looked at."""
         path, problem = Path(request.path), ""
         kind = request.kind if request.what == "data" else ""
         if not await self._is_named((request.what, str(path), kind)):
             problem = f"no run on {self._node} has this {request.what}: it is read there from the first run on"
-            return m.Digests(rid=request.rid, digest="", problem=problem, named=False)
+            return Digests(rid=request.rid, digest="", problem=problem, named=False)
         if request.what == "model" and is_hub_id(request.path):
             path = await asyncio.to_thread(model_folder, request.path)
             if not path.is_absolute():
-                return m.Digests(rid=request.rid, digest="", problem="not in the Hugging Face cache")
+                return Digests(rid=request.rid, digest="", problem="not in the Hugging Face cache")
         try:
             stamp = await _apart(lambda: _stamp(_files(request, path)))
             found = await asyncio.shield(self._digests(request, path, stamp))
         except OSError as error:
             problem = f"{error.filename or path}: {error.strerror or error}"
-            return m.Digests(rid=request.rid, digest="", problem=problem)
+            return Digests(rid=request.rid, digest="", problem=problem)
         except InvalidInputError as error:
-            return m.Digests(rid=request.rid, digest="", problem=str(error))
-        return m.Digests(rid=request.rid, digest=found.whole, files=found.files)
+            return Digests(rid=request.rid, digest="", problem=str(error))
+        return Digests(rid=request.rid, digest=found.whole, files=found.files)
 
-    async def disk(self, request: m.DiskRequest) -> m.Disk:
+    async def disk(self, request: DiskRequest) -> Disk:
         """Only of the agent's folder, and of those for token caches that a run file here names."""
         folder = Path(request.folder) if request.folder else self._state_folder.absolute()
         if request.folder and not await self._is_named(("cache", str(folder), "")):
             problem = f"no run on {self._node} has this cache_path: it is measured there from the first run on"
-            return m.Disk(rid=request.rid, folder=request.folder, problem=problem, named=False)
+            return Disk(rid=request.rid, folder=request.folder, problem=problem, named=False)
         async with self._one_at_a_time:
             return await _apart(lambda: _disk(request.rid, folder))
 
@@ -108,14 +108,14 @@ class Doctor:
             self._named[key] = named
         return named
 
-    def _digests(self, request: m.DigestsRequest, path: Path, stamp: _Stamp) -> "asyncio.Task[FileDigests]":
+    def _digests(self, request: DigestsRequest, path: Path, stamp: _Stamp) -> "asyncio.Task[FileDigests]":
         if stamp not in self._made:
             while len(self._made) >= MAX_KEPT:
                 self._made.pop(next(iter(self._made)))
             self._made[stamp] = asyncio.create_task(self._make(request, path, stamp))
         return self._made[stamp]
 
-    async def _make(self, request: m.DigestsRequest, path: Path, stamp: _Stamp) -> FileDigests:
+    async def _make(self, request: DigestsRequest, path: Path, stamp: _Stamp) -> FileDigests:
         try:
             async with self._one_at_a_time:
                 if request.what == "model":
@@ -167,17 +167,17 @@ async def _apart(work: Callable[[], T]) -> T:
     return await done
 
 
-def _disk(rid: str, folder: Path) -> m.Disk:
+def _disk(rid: str, folder: Path) -> Disk:
     """Of a folder, or of the one above it: a run makes its folder of token caches."""
     there = folder if folder.is_dir() else folder.parent
     try:
         speed = speeds.measure_disk(there)
     except OSError as error:
-        return m.Disk(rid=rid, folder=str(there), problem=f"{there}: {error.strerror or error}")
-    return m.Disk(rid=rid, folder=str(there), write_bytes_per_second=speed.write, read_bytes_per_second=speed.read)
+        return Disk(rid=rid, folder=str(there), problem=f"{there}: {error.strerror or error}")
+    return Disk(rid=rid, folder=str(there), write_bytes_per_second=speed.write, read_bytes_per_second=speed.read)
 
 
-def _files(request: m.DigestsRequest, path: Path) -> list[Path]:
+def _files(request: DigestsRequest, path: Path) -> list[Path]:
     """Only what a model or data can be made of is ever read. Raises OSError naming what isn't there."""
     if request.what == "model":
         return [path / "config.json", *weight_files(path)]

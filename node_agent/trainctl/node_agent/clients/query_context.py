@@ -22,10 +22,27 @@ from trainctl.node_agent.roles.rank_hosting import NO_RANK
 from trainctl.node_agent.runs import unstarted
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import write_file
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    Alerts,
+    AttendRequest,
+    DryRun,
+    DryRunRequest,
+    HookOutcome,
+    HostReading,
+    NodeView,
+    PeerView,
+    PolicyStatus,
+    RankStep,
+    Refused,
+    RunState,
+    RunView,
+    StepCommitted,
+    Viewer,
+)
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.schema import refusing_damage
@@ -39,7 +56,7 @@ MAX_VIEWERS = 64
 
 @dataclass(frozen=True)
 class _Seen:
-    view: m.Viewer
+    view: Viewer
     heard_monotonic: float
 
 
@@ -49,7 +66,7 @@ class Presence:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
-    def hear(self, request: m.AttendRequest, now_monotonic: float, now: float) -> tuple[m.Viewer, ...]:
+    def hear(self, request: AttendRequest, now_monotonic: float, now: float) -> tuple[Viewer, ...]:
         """Takes down who asks, if it says who it is, and gives the others, oldest first."""
         since = now_monotonic - EXPIRY_SECONDS
         self._seen = {viewer: seen for viewer, seen in self._seen.items() if seen.heard_monotonic > since}
@@ -58,7 +75,7 @@ class Presence:
             self._seen.pop(request.viewer, None)
         elif request.viewer and (known is not None or len(self._seen) < MAX_VIEWERS):
             since_at = known.view.since_at if known is not None else now
-            view = m.Viewer(by=request.by, since_at=since_at, read_only=request.read_only)
+            view = Viewer(by=request.by, since_at=since_at, read_only=request.read_only)
             self._seen[request.viewer] = _Seen(view, now_monotonic)
         others = [seen.view for viewer, seen in self._seen.items() if viewer != request.viewer]
         return tuple(sorted(others, key=lambda view: view.since_at))
@@ -70,10 +87,10 @@ T = TypeVar("T")
 class LiveRun(NamedTuple):
     """An active run as its agent has it in memory."""
 
-    view: m.RunView
-    last_step: m.StepCommitted | None
-    rank_steps: tuple[m.RankStep, ...]
-    alerts: m.Alerts | None
+    view: RunView
+    last_step: StepCommitted | None
+    rank_steps: tuple[RankStep, ...]
+    alerts: Alerts | None
 
 
 class UnknownRunError(InvalidInputError):
@@ -96,16 +113,16 @@ class QueryContext:
         self.presence = Presence()
         self.doctor = Doctor(context.node, default_folder(), context.directory, self._run_files)
         self.record_copies = RecordCopies()
-        self.host_reading: m.HostReading | None = None
+        self.host_reading: HostReading | None = None
         self._removals: dict[str, asyncio.Task[int]] = {}  # by run
 
     @property
     def node(self) -> str:
         return self._context.node
 
-    def node_view(self) -> m.NodeView:
+    def node_view(self) -> NodeView:
         own = self._context
-        return m.NodeView(
+        return NodeView(
             node=own.node,
             boot=own.boot,
             address=own.address,
@@ -114,7 +131,7 @@ class QueryContext:
             version=own.version,
         )
 
-    def peer_views(self) -> tuple[m.PeerView, ...]:
+    def peer_views(self) -> tuple[PeerView, ...]:
         return self._lead.peers.views
 
     @property
@@ -122,10 +139,10 @@ class QueryContext:
         """Return what other agents are asked with on behalf of clients."""
         return self._context.authenticator.keyring if self._context.authenticator is not None else None
 
-    def alerts(self) -> m.Alerts:
+    def alerts(self) -> Alerts:
         return self._alerts.view
 
-    async def test_hooks(self, rid: str) -> tuple[m.HookOutcome, ...]:
+    async def test_hooks(self, rid: str) -> tuple[HookOutcome, ...]:
         return await self._alerts.test_hooks(rid)
 
     async def rename_run(self, run: str, name: str) -> None:
@@ -152,7 +169,7 @@ class QueryContext:
     async def _remove(self, run: str) -> int:
         size_bytes = await asyncio.to_thread(lambda: RunPaths(self._known(run).directory).size_bytes)
         known = self._known(run)  # from here to `forget_run` without a pause: nobody resumes it meanwhile
-        if known.state in m.ACTIVE_RUN_STATES or self.live_run(known.directory) is not None:
+        if known.state in ACTIVE_RUN_STATES or self.live_run(known.directory) is not None:
             raise InvalidInputError("run", f"{run} is active: stop it first with trainctl send stop --run {run}")
         self._lead.check_no_work()
         unstarted.mark(known.directory)
@@ -171,7 +188,7 @@ class QueryContext:
             raise UnknownRunError("run", f"no run {run!r} on this node")
         return known
 
-    def refusals(self, limit: int) -> tuple[m.Refused, ...]:
+    def refusals(self, limit: int) -> tuple[Refused, ...]:
         if self._context.authenticator is not None:
             self._context.authenticator.settle()
         return self._context.db.refusals(limit)
@@ -187,13 +204,13 @@ class QueryContext:
         """The run in a directory as it is now, None if it isn't active."""
         return next((live for live in self.live_runs() if Path(live.view.directory) == directory), None)
 
-    def policy_statuses(self, directory: Path) -> tuple[m.PolicyStatus, ...] | None:
+    def policy_statuses(self, directory: Path) -> tuple[PolicyStatus, ...] | None:
         """Return what the policies see of the run in a directory; None if this agent doesn't lead it."""
         session = self._lead.session
         is_led = session is not None and Path(session.view.directory) == directory
         return session.conductor.proposals.policy_statuses() if session is not None and is_led else None
 
-    def dry_run(self, directory: Path, request: m.DryRunRequest) -> m.DryRun | None:
+    def dry_run(self, directory: Path, request: DryRunRequest) -> DryRun | None:
         """Return what a command would do to the run in a directory; None if this agent doesn't lead it."""
         session = self._lead.session
         is_led = session is not None and Path(session.view.directory) == directory
@@ -226,7 +243,7 @@ class QueryContext:
             return guest.paths.directory
         return self._lead.directory(run)
 
-    def ended_as(self, run: str) -> tuple[m.RunState, str]:
+    def ended_as(self, run: str) -> tuple[RunState, str]:
         """State and reason of a run that isn't active, as the db has them."""
         return next((known.state, known.reason) for known in self._context.db.runs() if known.run == run)
 
@@ -246,9 +263,9 @@ class QueryContext:
         known = (known for known in self._context.db.runs() if known.kind == "hosted")
         return tuple(RunPaths(one.directory).run_file for one in known)
 
-    def run_summaries(self) -> list[tuple[str, str, str, m.RunState, float]]:
+    def run_summaries(self) -> list[tuple[str, str, str, RunState, float]]:
         """(run, name, directory, state, started at) of every run, newest first; the active one as it is now."""
-        rows: list[tuple[str, str, str, m.RunState, float]] = []
+        rows: list[tuple[str, str, str, RunState, float]] = []
         for known in self._context.db.runs():
             live = self.live_run(known.directory)
             state = live.view.state if live is not None else known.state
@@ -275,7 +292,7 @@ async def from_record(paths: RunPaths, read: Callable[[RecordReader], T]) -> T:
     return await asyncio.to_thread(reading)
 
 
-def kept_view(reader: RecordReader) -> m.RunView | None:
+def kept_view(reader: RecordReader) -> RunView | None:
     """Return a run as its record last showed it, in the folder where it is now."""
     with refusing_damage(reader.path, msgspec.DecodeError):
         return reader.view()

@@ -22,9 +22,22 @@ from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.work.work_lead import WorkLead
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import NotAuthorisedError, ProtocolError, RefusedError, VersionError
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import (
+    AgentReply,
+    CalibrationRequest,
+    ClientRequest,
+    Command,
+    FromPeer,
+    GuestRequest,
+    PeerRefusal,
+    Query,
+    Question,
+    Refusal,
+    ToPeer,
+    WorkRequest,
+    verbs,
+)
 from trainctl.protocol.wire import codec, sockets
 
 
@@ -37,7 +50,7 @@ class Redirects:
         self._context, self._lead, self._follower = context, lead, follower
         self._alerts, self._query_context = alerts, query_context
 
-    def of(self, command: m.Command) -> m.Refusal | None:
+    def of(self, command: Command) -> Refusal | None:
         """Where a command should go, None where it is for this agent."""
         verb = verbs.VERBS.get(command.verb)
         if verb is not None and verb.to_node and (verb.needs_node or command.node is not None):
@@ -50,7 +63,7 @@ class Redirects:
         text = f"{known.lead} leads {known.run}; its agent is at {known.address}"
         return self._not_lead(command, text, known.lead, known.address)
 
-    def _led_by(self, command: m.Command) -> FollowedRun | None:
+    def _led_by(self, command: Command) -> FollowedRun | None:
         """The run that a command is about, if another node leads it."""
         if (followed := self._follower.followed) is not None:
             return followed.known
@@ -59,20 +72,20 @@ class Redirects:
             return self._context.db.followed(known.partition("@")[0]) if isinstance(known, str) else None
         return self._query_context.handed_over() if self._lead.run is None else None
 
-    def _to_node(self, command: m.Command) -> m.Refusal | None:
+    def _to_node(self, command: Command) -> Refusal | None:
         address = self._lead.peers.address(command.node) if command.node is not None else None
         if command.node is None or address is None:
             return None
         text = f"only {command.node} can do this; its agent is at {address}"
         return self._not_lead(command, text, command.node, address)
 
-    def _not_lead(self, command: m.Command, text: str, node: str, address: str) -> m.Refusal:
+    def _not_lead(self, command: Command, text: str, node: str, address: str) -> Refusal:
         entry = self._context.cluster.nodes.get(node)
         key = entry.key if entry is not None else None
-        return m.Refusal(rid=command.rid, code="not-lead", text=text, lead=address, lead_key=key)
+        return Refusal(rid=command.rid, code="not-lead", text=text, lead=address, lead_key=key)
 
 
-def _starts_run(command: m.Command) -> bool:
+def _starts_run(command: Command) -> bool:
     return verbs.args_type(command.verb) is verbs.StartRun
 
 
@@ -92,18 +105,18 @@ class Replies:
     def __init__(self, control: Any, authenticator: Authenticator | None) -> None:
         self._control, self._authenticator = control, authenticator
 
-    async def reply(self, caller: bytes, reply: m.AgentReply | m.FromPeer) -> None:
+    async def reply(self, caller: bytes, reply: AgentReply | FromPeer) -> None:
         """Answer the client that asked, or whose conversation it is; one whose key was revoked gets no answer."""
         identity = self._authenticator.reply_identity(caller) if self._authenticator is not None else caller
         if identity is not None:
             await self.send(identity, reply)
 
-    async def refuse(self, identity: bytes, descriptor: int, refusal: m.Refusal | m.PeerRefusal) -> None:
+    async def refuse(self, identity: bytes, descriptor: int, refusal: Refusal | PeerRefusal) -> None:
         """Say why a message is not taken, unless nobody reads that."""
         if _has_room(descriptor):
             await self.send(identity, refusal)
 
-    async def send(self, identity: bytes, reply: m.AgentReply | m.FromPeer) -> None:
+    async def send(self, identity: bytes, reply: AgentReply | FromPeer) -> None:
         """To a connection of any client."""
         # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
         # the numbers.
@@ -142,8 +155,8 @@ class Router:
         self._lead, self._follower, self._redirects, self._source = lead, follower, redirects, source
         self._guests, self._work_lead, self._calibrations = guests, work_lead, calibrations
         self._pending: set[asyncio.Task[None]] = set()
-        self._asked: FairQueue[m.Question] = FairQueue(QUESTIONS)
-        self._ordered: FairQueue[m.Command] = FairQueue(COMMANDS)
+        self._asked: FairQueue[Question] = FairQueue(QUESTIONS)
+        self._ordered: FairQueue[Command] = FairQueue(COMMANDS)
         self._has_commands = asyncio.Event()
         self._look: asyncio.TimerHandle | None = None
 
@@ -158,14 +171,14 @@ class Router:
             except (ProtocolError, NotAuthorisedError) as error:
                 await self._replies.refuse(frames[0], sender.descriptor, _refusal(frames[-1], error))
                 continue
-            if isinstance(request, m.ToPeer):
+            if isinstance(request, ToPeer):
                 await self._follower.receive(asker.caller, request)
             elif not self._enter(asker, request, len(frames[1])):
                 text = "too many requests of yours, or of all clients, are unanswered: try again later"
-                refusal = m.Refusal(rid=request.rid, code="busy", text=text)
+                refusal = Refusal(rid=request.rid, code="busy", text=text)
                 await self._replies.refuse(frames[0], sender.descriptor, refusal)
 
-    def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[Asker, m.ClientRequest | m.ToPeer]:
+    def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[Asker, ClientRequest | ToPeer]:
         """Whom to answer, and the request in frames. Raises ProtocolError or NotAuthorisedError."""
         caller, rights = frames[0], None
         if self._authenticator is not None:
@@ -176,15 +189,15 @@ class Router:
         if self._authenticator is None or rights is None:
             return Asker(caller, descriptor=sender.descriptor), request
         asker = Asker(caller, sender.public, rights.role == "viewer", sender.descriptor)
-        if isinstance(request, m.ToPeer):
+        if isinstance(request, ToPeer):
             self._authenticator.check(sender.public, rights, request, self._follower.lead_of(request))
             return asker, request
         self._authenticator.check(sender.public, rights, request, None)
         return asker, self._authenticator.signed(rights, request)
 
-    def _enter(self, asker: Asker, request: m.ClientRequest, size: int) -> bool:
+    def _enter(self, asker: Asker, request: ClientRequest, size: int) -> bool:
         """Begin with a request now or when it is its client's turn; False if there is no room for it."""
-        if isinstance(request, m.Command):
+        if isinstance(request, Command):
             self._has_commands.set()
             return self._ordered.enter(asker, request, size)
         entered = self._asked.enter(asker, request, size)
@@ -206,22 +219,22 @@ class Router:
         self._look = None
         self._begin_answers()
 
-    async def _answer_request(self, asker: Asker, request: m.Question, size: int) -> None:
+    async def _answer_request(self, asker: Asker, request: Question, size: int) -> None:
         try:
-            if isinstance(request, m.GuestRequest):
-                reply: m.AgentReply = await self._guests.reply(request)
-            elif isinstance(request, m.WorkRequest):
+            if isinstance(request, GuestRequest):
+                reply: AgentReply = await self._guests.reply(request)
+            elif isinstance(request, WorkRequest):
                 reply = await self._work_lead.reply(request)
-            elif isinstance(request, m.CalibrationRequest):
+            elif isinstance(request, CalibrationRequest):
                 reply = await self._calibrations.reply(request)
-            elif isinstance(request, m.Query):
+            elif isinstance(request, Query):
                 reply = await queries.reply(request, self._source)
             else:
                 assert_never(request)
             try:
                 await self._replies.reply(asker.caller, reply)
             except ProtocolError as error:
-                await self._replies.reply(asker.caller, m.Refusal(rid=request.rid, code="busy", text=str(error)))
+                await self._replies.reply(asker.caller, Refusal(rid=request.rid, code="busy", text=str(error)))
         finally:
             self._asked.leave(asker, size)
             self._begin_answers()
@@ -246,13 +259,13 @@ class Router:
             try:
                 await self._lead.journal.take(asker.caller, command)
             except RefusedError as error:
-                await self._replies.reply(asker.caller, m.Refusal(rid=command.rid, code="busy", text=str(error)))
+                await self._replies.reply(asker.caller, Refusal(rid=command.rid, code="busy", text=str(error)))
 
 
-def _refusal(frame: bytes, error: ProtocolError | NotAuthorisedError) -> m.Refusal | m.PeerRefusal:
+def _refusal(frame: bytes, error: ProtocolError | NotAuthorisedError) -> Refusal | PeerRefusal:
     if isinstance(error, NotAuthorisedError) and (link := codec.peek_link(frame)):
-        return m.PeerRefusal(link=link, code="not-authorised", text=str(error))
+        return PeerRefusal(link=link, code="not-authorised", text=str(error))
     code: Any = "version" if isinstance(error, VersionError) else "malformed"
     if isinstance(error, NotAuthorisedError):
         code = "not-authorised"
-    return m.Refusal(rid=codec.peek_rid(frame), code=code, text=str(error))
+    return Refusal(rid=codec.peek_rid(frame), code=code, text=str(error))

@@ -11,13 +11,27 @@ from pathlib import Path
 import msgspec
 
 from trainctl.node_agent.clients.query_context import LiveRun, QueryContext, UnknownRunError, kept_view
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch import cost
 from trainctl.protocol.batch.cost import run_rates
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    Event,
+    RankStep,
+    RunCost,
+    Runs,
+    RunsRequest,
+    RunState,
+    RunSummary,
+    RunView,
+    Series,
+    Snapshot,
+    SnapshotRequest,
+    StepCommitted,
+)
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
@@ -27,7 +41,7 @@ ANSWER_SECONDS = 2.0
 """Seconds the other agent may take to answer; the client of this one waits longer."""
 
 
-async def _view_from_lead(known: m.RunView, source: QueryContext) -> m.RunView:
+async def _view_from_lead(known: RunView, source: QueryContext) -> RunView:
     """A run as its lead of now has it; where that can't be reached, as it was when it was handed over."""
     lead = source.led_elsewhere(known.run)
     if lead is None:
@@ -36,7 +50,7 @@ async def _view_from_lead(known: m.RunView, source: QueryContext) -> m.RunView:
     if reached is not None:
         try:
             async with Client(reached, timeout_seconds=ANSWER_SECONDS, keys=source.keys) as client:
-                told = (await client.ask(m.SnapshotRequest, 0, known.run)).run
+                told = (await client.ask(SnapshotRequest, 0, known.run)).run
         except TrainctlError:
             told = None
         if told is not None:
@@ -45,7 +59,7 @@ async def _view_from_lead(known: m.RunView, source: QueryContext) -> m.RunView:
     return msgspec.structs.replace(known, lead=lead, reason=reason)
 
 
-async def _summaries_from_leads(rows: Iterable[m.RunSummary], source: QueryContext) -> list[m.RunSummary]:
+async def _summaries_from_leads(rows: Iterable[RunSummary], source: QueryContext) -> list[RunSummary]:
     """The same rows, those of runs led elsewhere as they are there; stale ones where that can't be told."""
     rows = list(rows)
     leads = {row.run: lead for row in rows if (lead := source.led_elsewhere(row.run)) is not None}
@@ -54,20 +68,20 @@ async def _summaries_from_leads(rows: Iterable[m.RunSummary], source: QueryConte
     return [_as_told(row, leads[row.run], told[leads[row.run]]) if row.run in leads else row for row in rows]
 
 
-def _as_told(row: m.RunSummary, lead: str, told: dict[str, m.RunSummary]) -> m.RunSummary:
+def _as_told(row: RunSummary, lead: str, told: dict[str, RunSummary]) -> RunSummary:
     there = told.get(row.run)
     if there is None:
         return msgspec.structs.replace(row, lead=lead, stale=True)
     return msgspec.structs.replace(there, directory=row.directory, name=row.name, size_bytes=row.size_bytes)
 
 
-async def _runs_of(node: str, source: QueryContext) -> dict[str, m.RunSummary]:
+async def _runs_of(node: str, source: QueryContext) -> dict[str, RunSummary]:
     address = _reached(node, source)
     if address is None:
         return {}
     try:
         async with Client(address, timeout_seconds=ANSWER_SECONDS, keys=source.keys) as client:
-            return {row.run: row for row in (await client.ask(m.RunsRequest)).runs}
+            return {row.run: row for row in (await client.ask(RunsRequest)).runs}
     except TrainctlError:
         return {}
 
@@ -83,7 +97,7 @@ SNAPSHOT_BUCKETS = 20_000
 """Most buckets in one snapshot, over all series: about 40 bytes each, which keeps it below the frame limit."""
 
 
-async def snapshot(request: m.SnapshotRequest, source: QueryContext) -> m.Snapshot:
+async def snapshot(request: SnapshotRequest, source: QueryContext) -> Snapshot:
     """`seq` is read before the record: what is published meanwhile may be in both, and clients drop a known step."""
     seq, boot = source.publisher.seq, source.publisher.boot
     directory = source.run_directory(request.run)
@@ -109,12 +123,12 @@ async def snapshot(request: m.SnapshotRequest, source: QueryContext) -> m.Snapsh
     return msgspec.structs.replace(made, alerts=live.alerts if live is not None else source.alerts())
 
 
-def _unreadable(run: str, error: InvalidInputError, at: float) -> m.Event:
+def _unreadable(run: str, error: InvalidInputError, at: float) -> Event:
     """Stands for what a record can't tell: the agent itself answers all the same."""
-    return m.Event(id=0, at=at, severity="error", by="auto", data=Notice(f"{run}: {error}"), run=run)
+    return Event(id=0, at=at, severity="error", by="auto", data=Notice(f"{run}: {error}"), run=run)
 
 
-async def _as_ended(kept: m.RunView | None, last: m.StepCommitted | None, source: QueryContext) -> m.RunView | None:
+async def _as_ended(kept: RunView | None, last: StepCommitted | None, source: QueryContext) -> RunView | None:
     """The last view that was kept, which may be from before the end when the agent was killed; of a run that is led
     elsewhere, the view there."""
     if kept is None:
@@ -127,17 +141,17 @@ async def _as_ended(kept: m.RunView | None, last: m.StepCommitted | None, source
 
 
 def _snapshot_of(
-    request: m.SnapshotRequest,
+    request: SnapshotRequest,
     source: QueryContext,
     boot: str,
     seq: int,
-    view: m.RunView | None,
-    last: m.StepCommitted | None,
-    parts: tuple[m.RankStep, ...],
-    events: tuple[m.Event, ...],
-    series: tuple[m.Series, ...],
-) -> m.Snapshot:
-    return m.Snapshot(
+    view: RunView | None,
+    last: StepCommitted | None,
+    parts: tuple[RankStep, ...],
+    events: tuple[Event, ...],
+    series: tuple[Series, ...],
+) -> Snapshot:
+    return Snapshot(
         rid=request.rid,
         boot=boot,
         seq=seq,
@@ -153,9 +167,7 @@ def _snapshot_of(
     )
 
 
-_Read = tuple[
-    m.StepCommitted | None, tuple[m.RankStep, ...], tuple[m.Event, ...], tuple[m.Series, ...], m.RunView | None
-]
+_Read = tuple[StepCommitted | None, tuple[RankStep, ...], tuple[Event, ...], tuple[Series, ...], RunView | None]
 
 
 def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
@@ -163,7 +175,7 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
         last = reader.last_step()
         parts = reader.rank_steps(last.step) if last is not None else ()
         events, _ = reader.events(limit=SNAPSHOT_EVENTS, newest=True)
-        series: list[m.Series] = []
+        series: list[Series] = []
         view = kept_view(reader)
         if columns:
             ranks, of_run = reader.ranks(), {*RUN_SERIES, *([view.rate_metric] if view is not None else [])}
@@ -173,13 +185,13 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
     return last, tuple(parts), tuple(events), tuple(series), view
 
 
-async def runs(request: m.RunsRequest, source: QueryContext) -> m.Runs:
+async def runs(request: RunsRequest, source: QueryContext) -> Runs:
     rows = source.run_summaries()
     summaries = await asyncio.to_thread(lambda: [_summary(*row) for row in rows])
-    return m.Runs(rid=request.rid, runs=tuple(await _summaries_from_leads(summaries, source)))
+    return Runs(rid=request.rid, runs=tuple(await _summaries_from_leads(summaries, source)))
 
 
-def _summary(run: str, name: str, directory: str, state: m.RunState, started_at: float) -> m.RunSummary:
+def _summary(run: str, name: str, directory: str, state: RunState, started_at: float) -> RunSummary:
     last, view = None, None
     try:
         with RecordReader(RunPaths(Path(directory))) as reader:
@@ -188,7 +200,7 @@ def _summary(run: str, name: str, directory: str, state: m.RunState, started_at:
     except InvalidInputError:
         pass  # damaged, or its directory was moved away: the db's line is all there is
     config = _config(Path(directory)) if view is None else None
-    return m.RunSummary(
+    return RunSummary(
         run=run,
         name=name,
         state=state,
@@ -219,10 +231,10 @@ def _config(directory: Path) -> RunFile | None:
         return None
 
 
-def _live_summary(live: LiveRun) -> m.RunSummary:
+def _live_summary(live: LiveRun) -> RunSummary:
     """The same of what the agent has in memory."""
     view, last = live.view, live.last_step
-    return m.RunSummary(
+    return RunSummary(
         run=view.run,
         name=view.name,
         state=view.state,
@@ -244,12 +256,12 @@ def _live_summary(live: LiveRun) -> m.RunSummary:
     )
 
 
-def _cost_of_record(view: m.RunView, state: m.RunState, last: m.StepCommitted | None) -> m.RunCost | None:
+def _cost_of_record(view: RunView, state: RunState, last: StepCommitted | None) -> RunCost | None:
     """By the record. Of a run whose agent ended with it, only up to the last step."""
-    if view.cost is None or state in m.ACTIVE_RUN_STATES:
+    if view.cost is None or state in ACTIVE_RUN_STATES:
         return view.cost
     return cost.ended(view.cost, last.committed_at if last is not None else view.cost.at)
 
 
-def _nodes(view: m.RunView) -> tuple[str, ...]:
+def _nodes(view: RunView) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rank.node for rank in view.ranks))

@@ -5,11 +5,11 @@ Base units throughout: seconds, bytes, hertz, watts, degrees Celsius, and ratios
 
 from typing import Literal, NamedTuple
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import METRICS, Compute, Metric, Scope
 
 Kind = Literal["gauge", "counter", "histogram"]
 RUN = ("run",)
-COMPUTE = tuple(name for name in m.Compute.__struct_fields__ if name != "versions")
+COMPUTE = tuple(name for name in Compute.__struct_fields__ if name != "versions")
 """Fields of `Compute` that are labels."""
 RUN_INFO = ("run", "name", "lead", "engine", "weight_unit", "loss_unit", *COMPUTE)
 RANK = ("run", "node", "rank")
@@ -113,14 +113,14 @@ RANK_SPECS = (
 )
 
 
-def _exported(scope: m.Scope) -> tuple[m.Metric, ...]:
+def _exported(scope: Scope) -> tuple[Metric, ...]:
     """Metrics of the last step; those of times and totals have counters and a histogram."""
     return tuple(
-        metric for metric in m.METRICS.values() if metric.scope == scope and metric.drawn and not _is_summed(metric)
+        metric for metric in METRICS.values() if metric.scope == scope and metric.drawn and not _is_summed(metric)
     )
 
 
-def _is_summed(metric: m.Metric) -> bool:
+def _is_summed(metric: Metric) -> bool:
     return metric.name in ("step_seconds", "eval_loss", "perplexity") or metric.field.startswith("phases.")
 
 

@@ -7,8 +7,8 @@ from trainctl.node_agent.clients.query_context import QueryContext
 from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.exporter.samples import AgentSnapshot, Totals, after
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, installing
+from trainctl.protocol.messages import Live
 
 
 class Exporter:
@@ -31,7 +31,7 @@ class Exporter:
         """Return what a scraper asks for."""
         return f"http://{self._server.address}/metrics"
 
-    def _count(self, message: m.Live) -> None:
+    def _count(self, message: Live) -> None:
         self._totals = after(self._totals, message)
 
     def look(self, loop_lag_seconds: float | None) -> None:

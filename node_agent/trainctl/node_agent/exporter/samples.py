@@ -17,7 +17,23 @@ from trainctl.node_agent.exporter.catalogue import (
     STEP_BUCKETS_SECONDS,
     exported_name,
 )
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    METRICS,
+    PHASES,
+    Alerts,
+    Event,
+    HostReading,
+    Live,
+    NodeView,
+    PeerView,
+    ProcessReading,
+    RankStep,
+    RankView,
+    RunView,
+    Sample,
+    StepCommitted,
+)
 
 
 class RankTotals(msgspec.Struct, frozen=True):
@@ -27,7 +43,7 @@ class RankTotals(msgspec.Struct, frozen=True):
     tokens: float = 0.0
     samples: int = 0
     replays: int = 0
-    phase_seconds: tuple[float, ...] = (0.0,) * len(m.PHASES)
+    phase_seconds: tuple[float, ...] = (0.0,) * len(PHASES)
 
 
 class RunTotals(msgspec.Struct, frozen=True):
@@ -53,19 +69,19 @@ class Totals(msgspec.Struct, frozen=True):
     commands: dict[tuple[str, str], int] = {}  # by verb and outcome
 
 
-def after(totals: Totals, message: m.Live) -> Totals:
+def after(totals: Totals, message: Live) -> Totals:
     """The totals once a message has been published."""
     match message:
-        case m.StepCommitted():
+        case StepCommitted():
             return _with_run(totals, _stepped(_of_run(totals, message.run), message))
-        case m.RankStep():
+        case RankStep():
             return _with_run(totals, _parted(_of_run(totals, message.run), message))
-        case m.RunView(run=run, state=state):
-            ended = totals.ended - {run} if state in m.ACTIVE_RUN_STATES else totals.ended | {run}
+        case RunView(run=run, state=state):
+            ended = totals.ended - {run} if state in ACTIVE_RUN_STATES else totals.ended | {run}
             return msgspec.structs.replace(totals, ended=ended)
-        case m.Event():
+        case Event():
             return _happened(totals, message)
-        case m.HostReading() | m.Alerts() | m.Sample():
+        case HostReading() | Alerts() | Sample():
             return totals  # gauges, or nothing to count
 
 
@@ -80,7 +96,7 @@ def _with_run(totals: Totals, run: RunTotals) -> Totals:
     return msgspec.structs.replace(totals, runs={**active, run.run: run}, ended=frozenset())
 
 
-def _stepped(run: RunTotals, step: m.StepCommitted) -> RunTotals:
+def _stepped(run: RunTotals, step: StepCommitted) -> RunTotals:
     buckets = list(run.buckets)
     buckets[bisect.bisect_left(STEP_BUCKETS_SECONDS, step.step_seconds)] += 1
     return msgspec.structs.replace(
@@ -95,9 +111,9 @@ def _stepped(run: RunTotals, step: m.StepCommitted) -> RunTotals:
     )
 
 
-def _parted(run: RunTotals, part: m.RankStep) -> RunTotals:
+def _parted(run: RunTotals, part: RankStep) -> RunTotals:
     known = run.ranks.get(part.rank, RankTotals(part.node))
-    spent = (getattr(part.phases, name) for name in m.PHASES)
+    spent = (getattr(part.phases, name) for name in PHASES)
     made = RankTotals(
         part.node,
         known.tokens + _finite(part.tokens),
@@ -108,7 +124,7 @@ def _parted(run: RunTotals, part: m.RankStep) -> RunTotals:
     return msgspec.structs.replace(run, ranks={**run.ranks, part.rank: made})
 
 
-def _happened(totals: Totals, event: m.Event) -> Totals:
+def _happened(totals: Totals, event: Event) -> Totals:
     kind = event.kind, event.severity
     events = {**totals.events, kind: totals.events.get(kind, 0) + 1}
     commands = totals.commands
@@ -133,8 +149,8 @@ class AgentSnapshot(NamedTuple):
 
     taken_monotonic: float
     started_at: float  # Unix seconds
-    node: m.NodeView
-    peers: tuple[m.PeerView, ...]
+    node: NodeView
+    peers: tuple[PeerView, ...]
     live: tuple[LiveRun, ...]  # the active runs
     loop_lag_seconds: float | None
     totals: Totals
@@ -187,7 +203,7 @@ def _agent(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]:
     for peer in snapshot.peers:
         if peer.state != "unknown":
             yield Reading("trainctl_peer_connected", (*own, peer.node), peer.state == "connected")
-    active = sum(live.view.state in m.ACTIVE_RUN_STATES for live in snapshot.live)
+    active = sum(live.view.state in ACTIVE_RUN_STATES for live in snapshot.live)
     yield Reading("trainctl_active_runs", own, active)
     for kind, count in snapshot.totals.events.items():
         yield Reading("trainctl_events_total", (*own, *kind), count)
@@ -195,7 +211,7 @@ def _agent(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]:
         yield Reading("trainctl_commands_total", (*own, *ended), count)
 
 
-def _host(host: m.HostReading) -> Iterator[Reading]:
+def _host(host: HostReading) -> Iterator[Reading]:
     yield from _given(
         "trainctl_host",
         (host.node,),
@@ -227,9 +243,9 @@ def _host(host: m.HostReading) -> Iterator[Reading]:
     yield from _processes(host)
 
 
-def _processes(host: m.HostReading) -> Iterator[Reading]:
+def _processes(host: HostReading) -> Iterator[Reading]:
     """Those of one role and rank are summed: a pid as a label would make a new series with every restart."""
-    groups: dict[tuple[str, str, str], list[m.ProcessReading]] = {}
+    groups: dict[tuple[str, str, str], list[ProcessReading]] = {}
     for process in host.processes:
         labels = host.node, process.role, "" if process.rank is None else str(process.rank)
         groups.setdefault(labels, []).append(process)
@@ -283,11 +299,11 @@ def _run(live: LiveRun) -> Iterator[Reading]:
     for name, value in view.eval_values:
         yield from _given("trainctl", run, (exported_name(name), value))
     for name, value in last.values.items() if last is not None else ():
-        if name not in m.METRICS:
+        if name not in METRICS:
             yield Reading("trainctl_run_metric", (*run, name), value)
 
 
-def _of_ranks(ranks: Sequence[m.RankView], name: str) -> str:
+def _of_ranks(ranks: Sequence[RankView], name: str) -> str:
     """Return what they have of `Compute`, each value once; empty where none is known."""
     found = {getattr(rank.compute, name) for rank in ranks if rank.compute is not None}
     words = {("on" if value else "off") if isinstance(value, bool) else str(value or "") for value in found}
@@ -314,7 +330,7 @@ def _ranks(live: LiveRun) -> Iterator[Reading]:
         for metric in RANK_METRICS:
             yield from _given("trainctl_rank", labels, (metric.name.removeprefix("rank_"), metric.of(part)))
         for name, value in part.values.items():
-            if name not in m.METRICS:
+            if name not in METRICS:
                 yield Reading("trainctl_rank_metric", (*labels, name), value)
 
 
@@ -341,7 +357,7 @@ def _run_totals(totals: RunTotals) -> Iterator[Reading]:
             ("samples_total", rank.samples),
             ("replays_total", rank.replays),
         )
-        for phase, seconds in zip(m.PHASES, rank.phase_seconds, strict=True):
+        for phase, seconds in zip(PHASES, rank.phase_seconds, strict=True):
             yield Reading("trainctl_rank_phase_seconds_total", (*labels, phase), seconds)
 
 

@@ -4,19 +4,32 @@ from collections.abc import Sequence
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import (
+    METRICS,
+    RANK_COLUMNS,
+    AttachRun,
+    Generation,
+    GuestStep,
+    RankState,
+    RankStep,
+    RankView,
+    RunState,
+    RunView,
+    StepCommitted,
+    is_by_name,
+)
 
 EVAL_LOSS = "eval_loss"
 """The metric of a run that the record has a table for: a loss on held-out samples."""
-FIRST_GENERATION = m.Generation(1, 1)
+FIRST_GENERATION = Generation(1, 1)
 """First generation of an attached run; n grows each time that its program goes back to an earlier step."""
 
 
-def view_of(request: m.AttachRun, node: str, directory: str, generation: m.Generation, step: int) -> m.RunView:
+def view_of(request: AttachRun, node: str, directory: str, generation: Generation, step: int) -> RunView:
     """The run as its program describes it. No verb is taken: the loop is the program's own."""
     ranks = tuple(
-        m.RankView(
+        RankView(
             rank=rank.rank,
             node=rank.node or node,
             state="run",
@@ -29,7 +42,7 @@ def view_of(request: m.AttachRun, node: str, directory: str, generation: m.Gener
         )
         for rank in sorted(request.ranks, key=lambda rank: rank.rank)
     )
-    return m.RunView(
+    return RunView(
         run=request.run,
         name=request.name,
         state="running",
@@ -52,7 +65,7 @@ def view_of(request: m.AttachRun, node: str, directory: str, generation: m.Gener
     )
 
 
-def going_on(view: m.RunView, before: m.RunView | None) -> m.RunView:
+def going_on(view: RunView, before: RunView | None) -> RunView:
     """The view of a run that is attached again, with what its steps so far have said."""
     if before is None:
         return view
@@ -67,11 +80,11 @@ def going_on(view: m.RunView, before: m.RunView | None) -> m.RunView:
 
 
 def committed(
-    view: m.RunView, made: m.GuestStep, before: m.StepCommitted | None
-) -> tuple[m.StepCommitted, tuple[m.RankStep, ...]]:
+    view: RunView, made: GuestStep, before: StepCommitted | None
+) -> tuple[StepCommitted, tuple[RankStep, ...]]:
     """A step and its ranks' parts; `before` is the newest step that is recorded."""
     nodes = {rank.rank: rank.node for rank in view.ranks}
-    step = m.StepCommitted(
+    step = StepCommitted(
         run=view.run,
         generation=view.generation,
         step=made.step,
@@ -92,7 +105,7 @@ def committed(
         values=made.values,
     )
     parts = tuple(
-        m.RankStep(
+        RankStep(
             run=view.run,
             generation=view.generation,
             step=made.step,
@@ -116,24 +129,24 @@ def _sum(total: float | None, value: float | None) -> float | None:
     return total if value is None else (total or 0.0) + value
 
 
-def check(steps: Sequence[m.GuestStep]) -> None:
+def check(steps: Sequence[GuestStep]) -> None:
     """Raises InvalidInputError for a metric by name that has a field or a column of its own."""
     for step in steps:
         for values in (step.values, *(part.values for part in step.parts)):
-            for name in values.keys() & m.METRICS.keys():
-                if not (m.is_by_name(name) or name in m.RANK_COLUMNS or (name == EVAL_LOSS and values is step.values)):
+            for name in values.keys() & METRICS.keys():
+                if not (is_by_name(name) or name in RANK_COLUMNS or (name == EVAL_LOSS and values is step.values)):
                     problem = f"{name} at step {step.step} has a field of its own, or is computed from other fields"
                     raise InvalidInputError("values", f"{problem}: leave it out of `values`")
 
 
-def evaluated(made: m.GuestStep) -> tuple[float | None, m.GuestStep]:
+def evaluated(made: GuestStep) -> tuple[float | None, GuestStep]:
     """The loss on held-out samples that came with a step, and the step without it."""
     values = dict(made.values)
     loss = values.pop(EVAL_LOSS, None)
     return loss, msgspec.structs.replace(made, values=values) if loss is not None else made
 
 
-def after_step(view: m.RunView, made: m.GuestStep, eval_loss: float | None) -> m.RunView:
+def after_step(view: RunView, made: GuestStep, eval_loss: float | None) -> RunView:
     """The view once a step is recorded."""
     view = msgspec.structs.replace(
         view, step=made.step, learning_rate=made.learning_rate, global_batch=made.global_batch
@@ -141,14 +154,14 @@ def after_step(view: m.RunView, made: m.GuestStep, eval_loss: float | None) -> m
     return view if eval_loss is None else msgspec.structs.replace(view, eval_loss=eval_loss, eval_step=made.step)
 
 
-def silent(view: m.RunView, seconds: float, at: float) -> m.RunView:
+def silent(view: RunView, seconds: float, at: float) -> RunView:
     """The view of a run whose program has been silent for `seconds`."""
     why = f"its program has been silent for {seconds:.0f} s"
     ranks = (msgspec.structs.replace(rank, state="lost", since_at=at, why=why) for rank in view.ranks)
     return msgspec.structs.replace(view, ranks=tuple(ranks))
 
 
-def heard(view: m.RunView, at: float) -> m.RunView:
+def heard(view: RunView, at: float) -> RunView:
     """The view of a run whose program is heard again; itself if it was not silent."""
     if all(rank.state == "run" for rank in view.ranks):
         return view
@@ -156,8 +169,8 @@ def heard(view: m.RunView, at: float) -> m.RunView:
     return msgspec.structs.replace(view, ranks=tuple(ranks))
 
 
-def ended(view: m.RunView, state: m.RunState, reason: str, at: float) -> m.RunView:
+def ended(view: RunView, state: RunState, reason: str, at: float) -> RunView:
     """The view of a run that is over."""
-    rank_state: m.RankState = "failed" if state == "failed" else "done"
+    rank_state: RankState = "failed" if state == "failed" else "done"
     ranks = (msgspec.structs.replace(rank, state=rank_state, since_at=at, why="") for rank in view.ranks)
     return msgspec.structs.replace(view, state=state, reason=reason, ranks=tuple(ranks))

@@ -11,15 +11,34 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import Happened
 from trainctl.node_agent.guests import guest_rows
 from trainctl.node_agent.records.agent_db import AgentDb, KnownRun
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder
-from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages import (
+    METRICS,
+    AttachRun,
+    EndRun,
+    Event,
+    GuestRequest,
+    GuestStep,
+    HostReading,
+    Live,
+    RankStep,
+    Refusal,
+    RunKept,
+    RunState,
+    RunSteps,
+    RunView,
+    Severity,
+    StepCommitted,
+    Values,
+    host_values,
+)
+from trainctl.protocol.messages.events import AnyEvent, Notice, RunStateChanged
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import VIEW_KEY, RecordReader
 from trainctl.protocol.security import received_names
@@ -44,16 +63,16 @@ class NotAttachedError(InvalidInputError):
 class GuestRun:
     """One live run: its record, open for writing, and its newest step."""
 
-    def __init__(self, paths: RunPaths, view: m.RunView | None, clock: Callable[[], float]) -> None:
+    def __init__(self, paths: RunPaths, view: RunView | None, clock: Callable[[], float]) -> None:
         """`view` is None if the record has it. Raises InvalidInputError if the record cannot be used."""
         self.paths, self._clock = paths, clock
         self.recorder = RunDb(paths, resumable=False)
         state = self.recorder.last_state()
         self.last_step = state.step
-        self.parts: dict[int, m.RankStep] = {part.rank: part for part in state.rank_steps}
+        self.parts: dict[int, RankStep] = {part.rank: part for part in state.rank_steps}
         kept = self.recorder.meta(VIEW_KEY)
         try:
-            known = decode_json(kept, m.RunView) if kept is not None else None
+            known = decode_json(kept, RunView) if kept is not None else None
         except msgspec.MsgspecError:  # of another version of the program
             known = None
         shown = known
@@ -66,7 +85,7 @@ class GuestRun:
         generation = max((one for one in seen if one is not None), default=shown.generation)
         self.view = msgspec.structs.replace(shown, generation=generation, directory=str(paths.directory))
         self.heard_monotonic = clock()
-        self._readings: deque[m.HostReading] = deque(maxlen=READINGS_KEPT)
+        self._readings: deque[HostReading] = deque(maxlen=READINGS_KEPT)
         self._statistics = StepStatistics(self.recorder.newest_steps(STATISTICS_STEPS))
         self._part_at: dict[int, float] = {}  # rank -> when its newest part was made
         with RecordReader(paths) as reader:
@@ -87,12 +106,12 @@ class GuestRun:
         """Since its program was last heard."""
         return self._clock() - self.heard_monotonic
 
-    def keep(self, view: m.RunView) -> None:
+    def keep(self, view: RunView) -> None:
         """The view as it is now, also for the next agent of this node."""
         self.view = view
         self.recorder.set_meta(VIEW_KEY, encode_json(view), own=True)
 
-    def take(self, made: m.GuestStep) -> tuple[m.StepCommitted, tuple[m.RankStep, ...]]:
+    def take(self, made: GuestStep) -> tuple[StepCommitted, tuple[RankStep, ...]]:
         """Record a step."""
         loss, made = guest_rows.evaluated(self._within_limits(made))
         step, parts = guest_rows.committed(self.view, made, self.last_step)
@@ -106,11 +125,11 @@ class GuestRun:
             self.recorder.evaluation(step.step, step.committed_at, loss, 0.0, 0.0)
         return step, parts
 
-    def read(self, reading: m.HostReading) -> None:
+    def read(self, reading: HostReading) -> None:
         """A reading of this machine: it belongs to the step that is made meanwhile."""
         self._readings.append(reading)
 
-    def _with_readings(self, part: m.RankStep, until: float) -> m.RankStep:
+    def _with_readings(self, part: RankStep, until: float) -> RankStep:
         """The part with the means of this machine's metrics since the part before; as it is if none was read."""
         since = self._part_at.get(part.rank, self.view.started_at)
         self._part_at[part.rank] = until
@@ -118,7 +137,7 @@ class GuestRun:
         found: dict[str, list[float]] = {}
         for reading in self._readings:
             if reading.node == part.node and since < reading.read_at <= until:
-                for name, value in m.host_values(reading, own.device if own is not None else None).items():
+                for name, value in host_values(reading, own.device if own is not None else None).items():
                     found.setdefault(name, []).append(value)
         means = {name: statistics.fmean(values) for name, values in found.items()}
         return msgspec.structs.replace(part, values={**means, **part.values}) if means else part
@@ -132,23 +151,23 @@ class GuestRun:
         self.parts = {}
         self.view = msgspec.structs.replace(self.view, step=self.step)
 
-    def event(self, happened: d.Happened) -> m.Event:
+    def event(self, happened: Happened) -> Event:
         """Keep what happened."""
         fields = {field.name: getattr(happened, field.name) for field in dataclasses.fields(happened)}
         return self.recorder.event(time.time(), **fields, generation=self.view.generation)
 
-    def _within_limits(self, made: m.GuestStep) -> m.GuestStep:
+    def _within_limits(self, made: GuestStep) -> GuestStep:
         """The step with its first MOST_OWN_METRICS own metrics."""
         parts = tuple(msgspec.structs.replace(part, values=self._known(part.values)) for part in made.parts)
         return msgspec.structs.replace(made, values=self._known(made.values), parts=parts)
 
-    def _known(self, values: m.Values) -> m.Values:
-        own = values.keys() - m.METRICS.keys()
+    def _known(self, values: Values) -> Values:
+        own = values.keys() - METRICS.keys()
         if own <= self._own_metrics:
             return values
         for name in sorted(own - self._own_metrics)[: MOST_OWN_METRICS - len(self._own_metrics)]:
             self._own_metrics.add(name)
-        return {name: value for name, value in values.items() if name in m.METRICS or name in self._own_metrics}
+        return {name: value for name, value in values.items() if name in METRICS or name in self._own_metrics}
 
 
 class GuestRuns:
@@ -159,10 +178,10 @@ class GuestRuns:
         node: str,
         directory: Path,
         db: AgentDb,
-        publish: Callable[[m.Live], object],
+        publish: Callable[[Live], object],
         clock: Callable[[], float] = time.monotonic,
         is_calibrating: Callable[[], bool] = lambda: False,
-        leaves: Callable[[m.RunView], None] = lambda _: None,
+        leaves: Callable[[RunView], None] = lambda _: None,
     ) -> None:
         """`is_calibrating`: whether this node is being calibrated, which a run that trains meanwhile would distort;
         `leaves`: called with a run that ends, before that is recorded."""
@@ -184,7 +203,7 @@ class GuestRuns:
         """A live run by its id; for None the newest."""
         return self._live.get(run) if run is not None else next(reversed(self._live.values()), None)
 
-    async def reply(self, request: m.GuestRequest) -> m.RunKept | m.Refusal:
+    async def reply(self, request: GuestRequest) -> RunKept | Refusal:
         """Carry out a request, or say why not."""
         try:
             kept = self.take(request)
@@ -193,29 +212,29 @@ class GuestRuns:
             await guest.recorder.settled()
             return msgspec.structs.replace(kept, step=guest.kept_step)
         except NotAttachedError as error:
-            return m.Refusal(rid=request.rid, code="unknown-run", text=str(error))
+            return Refusal(rid=request.rid, code="unknown-run", text=str(error))
         except InvalidInputError as error:
-            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
+            return Refusal(rid=request.rid, code="malformed", text=str(error))
         except (RefusedError, OSError) as error:
-            return m.Refusal(rid=request.rid, code="busy", text=str(error))
+            return Refusal(rid=request.rid, code="busy", text=str(error))
 
-    def take(self, request: m.GuestRequest) -> m.RunKept:
+    def take(self, request: GuestRequest) -> RunKept:
         """Carry out a request; its steps are given to the record. Raises InvalidInputError or RefusedError, and then
         nothing of it was recorded."""
         match request:
-            case m.AttachRun():
+            case AttachRun():
                 guest = self._attach(request)
-            case m.RunSteps():
+            case RunSteps():
                 guest = self._steps(request)
-            case m.EndRun():
+            case EndRun():
                 if (again := self._ended(request)) is not None:
                     return again
                 guest = self._get(request.run)
                 self._end(guest, request.state, request.reason)
         directory = str(guest.paths.directory)
-        return m.RunKept(rid=request.rid, run=request.run, step=guest.step, directory=directory)
+        return RunKept(rid=request.rid, run=request.run, step=guest.step, directory=directory)
 
-    def _ended(self, request: m.EndRun) -> m.RunKept | None:
+    def _ended(self, request: EndRun) -> RunKept | None:
         """The reply to a request that has been carried out already: its reply was lost."""
         known = self._db.known_run(request.run)
         if known is None or request.run in self._live or known.kind == "hosted" or known.state != request.state:
@@ -223,9 +242,9 @@ class GuestRuns:
         with RecordReader(RunPaths(known.directory)) as reader:
             last = reader.last_step()
         step = last.step if last is not None else 0
-        return m.RunKept(rid=request.rid, run=request.run, step=step, directory=str(known.directory))
+        return RunKept(rid=request.rid, run=request.run, step=step, directory=str(known.directory))
 
-    def read(self, reading: m.HostReading) -> None:
+    def read(self, reading: HostReading) -> None:
         """A reading of this machine."""
         for guest in self.live:
             guest.read(reading)
@@ -262,7 +281,7 @@ class GuestRuns:
             self._show(guest, heard)
         return guest
 
-    def _attach(self, request: m.AttachRun) -> GuestRun:
+    def _attach(self, request: AttachRun) -> GuestRun:
         if len({rank.rank for rank in request.ranks}) < len(request.ranks):
             raise InvalidInputError("ranks", "two ranks have the same number")
         guest = self._live.get(request.run)
@@ -278,7 +297,7 @@ class GuestRuns:
         self._show(guest, guest_rows.going_on(view, guest.view))
         return guest
 
-    def _open(self, request: m.AttachRun) -> GuestRun:
+    def _open(self, request: AttachRun) -> GuestRun:
         known = self._db.known_run(request.run)
         if known is not None and known.kind == "hosted":
             raise InvalidInputError(
@@ -305,10 +324,10 @@ class GuestRuns:
             self._db.set_run_state(request.run, "running")
         self._live[request.run] = guest
         again = "again " if known is not None else ""
-        self._note(guest, e.Notice(f"attached {again}by its own program"), "info")
+        self._note(guest, Notice(f"attached {again}by its own program"), "info")
         return guest
 
-    def _steps(self, request: m.RunSteps) -> GuestRun:
+    def _steps(self, request: RunSteps) -> GuestRun:
         guest_rows.check(request.steps)
         guest = self._get(request.run)
         for made in request.steps:
@@ -321,22 +340,22 @@ class GuestRuns:
                     self._show(guest, guest.view)
         return guest
 
-    def _end(self, guest: GuestRun, state: m.RunState, reason: str) -> None:
+    def _end(self, guest: GuestRun, state: RunState, reason: str) -> None:
         self._leaves(guest.view)
-        severities: dict[str, m.Severity] = {"finished": "good", "failed": "error"}
-        self._note(guest, e.RunStateChanged("", state, reason, guest.step), severities.get(state, "info"))
+        severities: dict[str, Severity] = {"finished": "good", "failed": "error"}
+        self._note(guest, RunStateChanged("", state, reason, guest.step), severities.get(state, "info"))
         self._show(guest, guest_rows.ended(guest.view, state, reason, time.time()))
         self._db.set_run_state(guest.view.run, state, reason)
         del self._live[guest.view.run]
         guest.recorder.close()
 
-    def _show(self, guest: GuestRun, view: m.RunView) -> None:
+    def _show(self, guest: GuestRun, view: RunView) -> None:
         guest.keep(view)
         self._publish(view)
 
-    def _note(self, guest: GuestRun, data: e.AnyEvent, severity: m.Severity) -> None:
-        self.note(guest, d.Happened(data, severity, guest.view.name, guest.step))
+    def _note(self, guest: GuestRun, data: AnyEvent, severity: Severity) -> None:
+        self.note(guest, Happened(data, severity, guest.view.name, guest.step))
 
-    def note(self, guest: GuestRun, happened: d.Happened) -> None:
+    def note(self, guest: GuestRun, happened: Happened) -> None:
         """Keep and publish an event of a live run."""
         self._publish(guest.event(happened))

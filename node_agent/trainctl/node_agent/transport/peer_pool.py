@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from trainctl.node_agent.transport.peer_link import CredentialsFor, PeerLink, PeerListener
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.cluster_file import NodeEntry
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Generation, PeerHost, PeerView, RunState
 from trainctl.protocol.wire import codec
 
 TOUCH_SECONDS = 3.0
@@ -43,7 +43,7 @@ class Peers:
         await asyncio.gather(*(link.serve() for link in self.links.values()))
 
     @property
-    def views(self) -> tuple[m.PeerView, ...]:
+    def views(self) -> tuple[PeerView, ...]:
         return tuple(link.view for link in self.links.values())
 
     @property
@@ -75,10 +75,10 @@ class Peers:
         run: str,
         ranks: Mapping[int, str],
         config: RunFile,
-        generation: m.Generation,
+        generation: Generation,
         resume_step: Callable[[str], int | None],
         *,
-        call_off: m.RunState,
+        call_off: RunState,
     ) -> None:
         """Have the other nodes host their ranks, all or none. Raises InvalidInputError naming node and field.
 
@@ -87,7 +87,7 @@ class Peers:
         """
         raw = run_file.to_message(config)
         asked = {rank: node for rank, node in ranks.items() if node in self.links}
-        made = m.PeerHost(link="0" * 16, seq=1, run=run, rank=0, config=raw, generation=generation)
+        made = PeerHost(link="0" * 16, seq=1, run=run, rank=0, config=raw, generation=generation)
         orders = {
             node: msgspec.structs.replace(made, rank=rank, resume_step=resume_step(node))
             for rank, node in asked.items()
@@ -99,7 +99,7 @@ class Peers:
                 await self.links[node].end_rank(run, rank, call_off, str(refusals[0]))
             raise refusals[0]
 
-    async def _ask(self, node: str, message: m.PeerHost) -> InvalidInputError | None:
+    async def _ask(self, node: str, message: PeerHost) -> InvalidInputError | None:
         link, where = self.links[node], f"config: nodes.{node}"
         if (size := len(codec.encode(message))) > codec.CONTROL_FRAME_BYTES:
             return InvalidInputError(

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import TOPICS, Heartbeat, Live
 from trainctl.protocol.wire import codec
 
 MOST_SAID = 32
@@ -106,9 +106,9 @@ KEPT_MESSAGES = 10_000
 class Publisher:
     """The one writer of an XPUB socket; `seq` is the last number given out."""
 
-    def __init__(self, socket: Any, boot: str, listeners: Sequence[Callable[[m.Live], object]] = ()) -> None:
+    def __init__(self, socket: Any, boot: str, listeners: Sequence[Callable[[Live], object]] = ()) -> None:
         self._socket, self._limits, self.boot, self.seq = socket, SubscriberLimits(socket), boot, 0
-        self._kept: deque[m.Live] = deque(maxlen=KEPT_MESSAGES)
+        self._kept: deque[Live] = deque(maxlen=KEPT_MESSAGES)
         self.listeners = [*listeners]
         """Each is given every message that is published, in this order."""
 
@@ -124,7 +124,7 @@ class Publisher:
             self._limits = SubscriberLimits(socket)
         return before
 
-    def publish(self, message: m.Live) -> None:
+    def publish(self, message: Live) -> None:
         """Number, keep and send. A subscriber that is too slow loses it and notices by the number."""
         self.seq += 1
         numbered = msgspec.structs.replace(message, boot=self.boot, seq=self.seq)
@@ -133,11 +133,11 @@ class Publisher:
         for heard in self.listeners:
             heard(numbered)
 
-    def beat(self, beat: m.Heartbeat) -> None:
+    def beat(self, beat: Heartbeat) -> None:
         """Send a heartbeat carrying the last number given out."""
         self._send(msgspec.structs.replace(beat, boot=self.boot, seq=self.seq))
 
-    def again(self, first_seq: int, last_seq: int, limit: int) -> tuple[m.Live, ...] | None:
+    def again(self, first_seq: int, last_seq: int, limit: int) -> tuple[Live, ...] | None:
         """The messages first..last, at most `limit` of them, or None if the first is no longer kept."""
         if not self._kept or first_seq < self._kept[0].seq or first_seq > self.seq:
             return None
@@ -145,9 +145,9 @@ class Publisher:
         count = min(last_seq - first_seq + 1, limit, len(self._kept) - skip)
         return tuple(self._kept[skip + index] for index in range(count))
 
-    def _send(self, message: m.Live | m.Heartbeat) -> None:
+    def _send(self, message: Live | Heartbeat) -> None:
         if self._socket is None:
             return  # it is just being bound again: subscribers will see the gap
         with contextlib.suppress(zmq.Again):  # no room for any subscriber: they will see the gap
-            self._socket.send_multipart([m.TOPICS[type(message)], codec.encode(message)], zmq.DONTWAIT)
+            self._socket.send_multipart([TOPICS[type(message)], codec.encode(message)], zmq.DONTWAIT)
         self._limits.hear()

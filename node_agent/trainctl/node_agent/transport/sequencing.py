@@ -9,7 +9,24 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import (
+    FromPeer,
+    Message,
+    PeerAnswer,
+    PeerBeat,
+    PeerClaim,
+    PeerConsent,
+    PeerEnd,
+    PeerExit,
+    PeerHost,
+    PeerHosted,
+    PeerKeep,
+    PeerPing,
+    PeerRefusal,
+    PeerRelay,
+    PeerTrainer,
+    PeerWelcome,
+)
 
 SILENT_AFTER_SECONDS = 3.5
 """Seconds of silence after which a follower's agent counts as silent; it answers a ping each second."""
@@ -17,12 +34,12 @@ STALE_SECONDS = 2.5
 """Seconds of silence after which an order may reach a follower's agent much later, as when its machine sleeps."""
 
 Judgement = Literal["take", "drop", "gap", "stranger"]
-Order = m.PeerHost | m.PeerRelay | m.PeerEnd | m.PeerTrainer | m.PeerKeep | m.PeerClaim
-Spoken = Order | m.PeerHosted | m.PeerConsent | m.PeerAnswer | m.PeerExit | m.PeerPing | m.PeerBeat
+Order = PeerHost | PeerRelay | PeerEnd | PeerTrainer | PeerKeep | PeerClaim
+Spoken = Order | PeerHosted | PeerConsent | PeerAnswer | PeerExit | PeerPing | PeerBeat
 """Messages that are numbered, or name the number of the one before them."""
 
 
-Sent = TypeVar("Sent", bound=m.Message)
+Sent = TypeVar("Sent", bound=Message)
 
 
 class Numbers:
@@ -41,7 +58,7 @@ class Numbers:
         lost."""
         if message.link != self.link:
             return "stranger"
-        if isinstance(message, m.PeerPing | m.PeerBeat):
+        if isinstance(message, PeerPing | PeerBeat):
             return "take" if message.seq <= self.received else "gap"
         if message.seq <= self.received:
             return "drop"
@@ -61,7 +78,7 @@ class Line:
         self.state: Literal["unknown", "connected", "silent"] = "unknown"
         self.why = "not reached yet"
         self.open = False
-        self.welcome: m.PeerWelcome | None = None  # the newest
+        self.welcome: PeerWelcome | None = None  # the newest
         self.numbers = Numbers("")
         self._heard = 0.0
 
@@ -69,16 +86,16 @@ class Line:
         """A hello goes out under a new name; nothing of an older conversation counts any more."""
         self.numbers, self.open, self._heard = Numbers(link), False, now
 
-    def take(self, message: m.FromPeer, now: float) -> Literal["welcome", "take", "drop", "begin-again"]:
+    def take(self, message: FromPeer, now: float) -> Literal["welcome", "take", "drop", "begin-again"]:
         """Return what to do with a message: `begin-again`: the conversation is over, and another is to begin."""
         if message.link != self.numbers.link:
             return "drop"  # of a conversation that is over
-        if isinstance(message, m.PeerRefusal):
+        if isinstance(message, PeerRefusal):
             self.open = False
             if message.code != "unknown-link":
                 self.state, self.why = "silent", message.text
             return "begin-again"
-        if isinstance(message, m.PeerWelcome):
+        if isinstance(message, PeerWelcome):
             return self._welcomed(message, now)
         if not self.open:
             return "drop"
@@ -89,7 +106,7 @@ class Line:
         self._heard = now
         return "take" if judgement == "take" else "drop"
 
-    def _welcomed(self, message: m.PeerWelcome, now: float) -> Literal["welcome", "drop"]:
+    def _welcomed(self, message: PeerWelcome, now: float) -> Literal["welcome", "drop"]:
         if self.open:
             return "drop"
         self.open, self._heard, self.welcome = True, now, message

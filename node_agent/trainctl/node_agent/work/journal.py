@@ -17,10 +17,10 @@ import msgspec
 
 from trainctl.node_agent.work.checkpoint_files import Chosen
 from trainctl.node_agent.work.dealer import Dealer, Slice
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import flush, make_folder
+from trainctl.protocol.messages import OpenWork, WorkNode, WorkState, WorkSummary, WorkView
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.schema import open_for_writing
 
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS results (row INTEGER PRIMARY KEY, body BLOB NOT NULL)
 class Opened(msgspec.Struct, frozen=True):
     """What the work is, as it was opened."""
 
-    request: m.OpenWork
+    request: OpenWork
     step: int  # of the checkpoint
     nodes: tuple[str, ...]
 
@@ -70,12 +70,12 @@ class Journal:
         self._rows.close()
 
     @property
-    def state(self) -> m.WorkState:
-        state: m.WorkState = msgspec.convert(self._get("state") or "receiving", m.WorkState)
+    def state(self) -> WorkState:
+        state: WorkState = msgspec.convert(self._get("state") or "receiving", WorkState)
         return state
 
     @state.setter
-    def state(self, state: m.WorkState) -> None:
+    def state(self, state: WorkState) -> None:
         self._set("state", state)
 
     @property
@@ -217,11 +217,11 @@ class OpenedWork:
     def is_active(self) -> bool:
         return self.journal.state in ("receiving", "running")
 
-    def view(self) -> m.WorkView:
+    def view(self) -> WorkView:
         """The state that clients get."""
         opened, journal, dealer = self.journal.opened, self.journal, self.dealer
         nodes = [
-            m.WorkNode(
+            WorkNode(
                 node=name,
                 state=node.state,
                 device=node.device,
@@ -231,7 +231,7 @@ class OpenedWork:
             )
             for name, node in self.nodes.items()
         ]
-        return m.WorkView(
+        return WorkView(
             work=self.id,
             kind=opened.request.kind,
             run=opened.request.run,
@@ -244,12 +244,12 @@ class OpenedWork:
             reason=journal.reason,
         )
 
-    def summary(self, lead: str) -> m.WorkSummary:
+    def summary(self, lead: str) -> WorkSummary:
         """The same for a list; `lead` is this node."""
         view, dealer = self.view(), self.dealer
         speed = sum(node.rows_per_second or 0.0 for node in view.nodes if node.state == "working")
         speed_now = speed if speed and self.is_active else None
-        return m.WorkSummary(
+        return WorkSummary(
             lead=lead,
             view=view,
             file=self.journal.opened.request.file,

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import Computing
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.work.dealer import Slice
 from trainctl.node_agent.work.reference_pass import SLICES_NAME, VALUE_BYTES, ReferenceJournal, ReferencePass, UnitSizes
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import ReferenceAsk, ReferenceSlice
 from trainctl.protocol.record.paths import VALUES_NAME, stored_digest
 from trainctl.protocol.security import received_names
 
@@ -30,7 +30,7 @@ SILENT_SECONDS = 8.0
 class _Values(Protocol):
     """Where values come from."""
 
-    def take(self, session: Session, ask: m.ReferenceAsk) -> m.ReferenceSlice: ...
+    def take(self, session: Session, ask: ReferenceAsk) -> ReferenceSlice: ...
     def close(self) -> None: ...
 
 
@@ -42,14 +42,14 @@ class ReferenceLead:
         self._open: dict[str, _Values] = {}
         self._told: set[int] = set()  # ranks of which the conductor knows that they compute
 
-    async def take(self, session: Session, ask: m.ReferenceAsk) -> None:
+    async def take(self, session: Session, ask: ReferenceAsk) -> None:
         """Answer a rank."""
         if session.run != self._run:
             self.close()
             self._run = session.run
         if ask.rank not in self._told and not ask.digest:
             self._told.add(ask.rank)
-            await session.feed(d.Computing(ask.rank))
+            await session.feed(Computing(ask.rank))
         try:
             found = self._find(session, ask)
             answer = found.take(session, ask) if found is not None else _answer(ask, known=False)
@@ -73,7 +73,7 @@ class ReferenceLead:
         self._open.clear()
         self._told.clear()
 
-    def _find(self, session: Session, ask: m.ReferenceAsk) -> _Values | None:
+    def _find(self, session: Session, ask: ReferenceAsk) -> _Values | None:
         """Return what has the values or collects them; None if the units' sizes are needed for that."""
         if ask.reference not in self._open:
             made = self._make(session, ask)
@@ -82,7 +82,7 @@ class ReferenceLead:
             self._open[ask.reference] = made
         return self._open[ask.reference]
 
-    def _make(self, session: Session, ask: m.ReferenceAsk) -> _Values | None:
+    def _make(self, session: Session, ask: ReferenceAsk) -> _Values | None:
         caches = run_file.cache_folder(session.conductor.config, self._node, session.paths.node_data)
         stored = received_names.below(caches, ask.reference)
         folder = received_names.unlinked(caches / f".{ask.reference}.{self._node}")
@@ -100,7 +100,7 @@ class _StoredValues:
     def __init__(self, folder: Path, digest: str) -> None:
         self._folder, self._digest = folder, digest
 
-    def take(self, session: Session, ask: m.ReferenceAsk) -> m.ReferenceSlice:
+    def take(self, session: Session, ask: ReferenceAsk) -> ReferenceSlice:
         if ask.digest == self._digest:
             return _answer(ask, digest=self._digest)
         with received_names.opened(self._folder, VALUES_NAME) as file:
@@ -129,7 +129,7 @@ class _CollectedValues:
             self._digest.cancel()
         self._journal.close()
 
-    def take(self, session: Session, ask: m.ReferenceAsk) -> m.ReferenceSlice:
+    def take(self, session: Session, ask: ReferenceAsk) -> ReferenceSlice:
         now, journal, one = time.monotonic(), self._journal, self._pass
         done = Slice(ask.slice, ask.first, ask.units) if ask.slice is not None else None
         if done is not None:
@@ -145,7 +145,7 @@ class _CollectedValues:
         given = {"slice": dealt.id, "first": dealt.first, "units": dealt.rows} if dealt is not None else {}
         return _answer(ask, answered=one.answered, digest=self._digest_of_all(), **part, **given)
 
-    def _keep(self, done: Slice, ask: m.ReferenceAsk) -> None:
+    def _keep(self, done: Slice, ask: ReferenceAsk) -> None:
         offset, count = self._pass.span(done)
         size = sum(map(len, ask.values))
         if size != count * VALUE_BYTES:
@@ -168,5 +168,5 @@ def _lose_silent(session: Session, one: ReferencePass, now: float) -> None:
             one.lose(rank)
 
 
-def _answer(ask: m.ReferenceAsk, **fields: object) -> m.ReferenceSlice:
-    return m.ReferenceSlice(run=ask.run, ask=ask.ask, reference=ask.reference, **fields)  # type: ignore[arg-type]
+def _answer(ask: ReferenceAsk, **fields: object) -> ReferenceSlice:
+    return ReferenceSlice(run=ask.run, ask=ask.ask, reference=ask.reference, **fields)  # type: ignore[arg-type]

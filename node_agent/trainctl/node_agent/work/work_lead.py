@@ -15,11 +15,29 @@ from trainctl.node_agent.work.checkpoint_files import Chosen
 from trainctl.node_agent.work.dealer import Dealer
 from trainctl.node_agent.work.journal import JOURNAL_NAME, Journal, Opened, OpenedWork, WorkingNode
 from trainctl.node_agent.work.worker_host import WorkerHost, work_directory
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
+from trainctl.protocol.messages import (
+    AgentReply,
+    EndWork,
+    HostWork,
+    OpenWork,
+    Refusal,
+    SliceReply,
+    SliceRequest,
+    WorkFilePart,
+    WorkFileRequest,
+    WorkHosted,
+    WorkRequest,
+    WorkResultsRequest,
+    WorkRows,
+    Works,
+    WorksRequest,
+    WorkStatus,
+    WorkSummary,
+)
 from trainctl.protocol.messages.requests import SLICE_ROWS
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security import received_names
@@ -73,45 +91,45 @@ class WorkLead:
 
     # ------------------------------------------------------------ requests
 
-    async def reply(self, request: m.WorkRequest) -> m.AgentReply:
+    async def reply(self, request: WorkRequest) -> AgentReply:
         """Carry out a request, or say why not."""
         try:
             return await self._take(request)
         except InvalidInputError as error:
-            return m.Refusal(rid=request.rid, code="malformed", text=str(error))
+            return Refusal(rid=request.rid, code="malformed", text=str(error))
         except (RefusedError, OSError, sqlite3.Error) as error:
-            return m.Refusal(rid=request.rid, code="busy", text=str(error))
+            return Refusal(rid=request.rid, code="busy", text=str(error))
 
-    async def _take(self, request: m.WorkRequest) -> m.AgentReply:
+    async def _take(self, request: WorkRequest) -> AgentReply:
         match request:
-            case m.WorksRequest():
-                return m.Works(rid=request.rid, works=await self._works(led=request.led))
-            case m.OpenWork():
+            case WorksRequest():
+                return Works(rid=request.rid, works=await self._works(led=request.led))
+            case OpenWork():
                 return self._status(request, await self._open(request))
-            case m.WorkRows():
+            case WorkRows():
                 return self._status(request, self._receive(request))
-            case m.WorkResultsRequest():
+            case WorkResultsRequest():
                 work = self._known(request.work)
                 results = work.journal.results(request.after_row, request.limit, RESULTS_BYTES)
-                return m.WorkStatus(rid=request.rid, view=work.view(), results=results)
-            case m.EndWork():
+                return WorkStatus(rid=request.rid, view=work.view(), results=results)
+            case EndWork():
                 return await self._end(request)
-            case m.HostWork():
-                return m.WorkHosted(rid=request.rid, problem=self._host.host(request))
-            case m.WorkFileRequest():
+            case HostWork():
+                return WorkHosted(rid=request.rid, problem=self._host.host(request))
+            case WorkFileRequest():
                 work = self._known(request.work)
                 if request.name not in work.chosen.files:
                     raise InvalidInputError("name", f"the checkpoint has no file {request.name}")
                 read = checkpoint_files.read_part
                 part = await asyncio.to_thread(read, work.chosen.folder, request.name, request.offset_bytes)
-                return m.WorkFilePart(rid=request.rid, data=part)
-            case m.SliceRequest():
+                return WorkFilePart(rid=request.rid, data=part)
+            case SliceRequest():
                 return await self.deal(request)
 
-    def _status(self, request: m.WorkRequest, work: OpenedWork) -> m.WorkStatus:
-        return m.WorkStatus(rid=request.rid, view=work.view())
+    def _status(self, request: WorkRequest, work: OpenedWork) -> WorkStatus:
+        return WorkStatus(rid=request.rid, view=work.view())
 
-    async def _works(self, *, led: bool) -> tuple[m.WorkSummary, ...]:
+    async def _works(self, *, led: bool) -> tuple[WorkSummary, ...]:
         """The work that this node leads, and unless `led` also that of another node for which it has a worker."""
         own = (self._work.summary(self._context.node),) if self._work is not None else ()
         order = self._host.order
@@ -120,7 +138,7 @@ class WorkLead:
             return own
         try:
             async with self._client(address) as client:
-                told = (await client.ask(m.WorksRequest, led=True)).works
+                told = (await client.ask(WorksRequest, led=True)).works
         except TrainctlError:
             return own
         return *own, *(one for one in told if one.view.work == order.work)
@@ -132,7 +150,7 @@ class WorkLead:
 
     # ------------------------------------------------------------ from opening to the end
 
-    async def _open(self, request: m.OpenWork) -> OpenedWork:
+    async def _open(self, request: OpenWork) -> OpenedWork:
         """New work, or that with the same ID. Raises InvalidInputError or RefusedError; then nothing has changed."""
         folder = received_names.id_folder(self._root, request.work, "work")
         is_known = self._work is not None and self._work.id == request.work
@@ -154,7 +172,7 @@ class WorkLead:
         if self._work is not None and self._work.is_active:
             raise RefusedError(f"{self._context.node} already leads work {self._work.id}; wait until it ends")
 
-    def _prepared(self, request: m.OpenWork) -> tuple[Opened, RunFile, Chosen]:
+    def _prepared(self, request: OpenWork) -> tuple[Opened, RunFile, Chosen]:
         paths, config = self._run(request.run)
         chosen = checkpoint_files.choose(paths, request.step, best=request.best)
         unknown = sorted(set(request.nodes) - config.nodes.keys())
@@ -198,7 +216,7 @@ class WorkLead:
             if self._work is None or folder.name != self._work.id:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _receive(self, request: m.WorkRows) -> OpenedWork:
+    def _receive(self, request: WorkRows) -> OpenedWork:
         work = self._known(request.work)
         if work.journal.state == "receiving":
             work.journal.receive(request.offset_bytes, request.data)
@@ -227,7 +245,7 @@ class WorkLead:
             work.journal.state = "finished"
         self._role.work = ""
 
-    async def _end(self, request: m.EndWork) -> m.WorkStatus:
+    async def _end(self, request: EndWork) -> WorkStatus:
         """Cancel work, end this node's worker and remove the files; the other workers end when they next ask."""
         work = self._known(request.work)
         if work.is_active:
@@ -272,7 +290,7 @@ class WorkLead:
 
     async def _ask_for_worker(self, work: OpenedWork, name: str, node: WorkingNode) -> None:
         opened, chosen = work.journal.opened, work.chosen
-        order = m.HostWork(
+        order = HostWork(
             rid=os.urandom(8).hex(),
             work=work.id,
             kind=opened.request.kind,
@@ -293,7 +311,7 @@ class WorkLead:
         if problem and node.state != "working":
             node.state, node.why = "silent", problem
 
-    async def _ask_node(self, name: str, order: m.HostWork) -> str:
+    async def _ask_node(self, name: str, order: HostWork) -> str:
         address = self._address_of(name)
         if address is None:
             return "not in the cluster file"
@@ -306,10 +324,10 @@ class WorkLead:
         keys = authenticator.keyring if authenticator is not None else None
         return Client(address, timeout_seconds=HOST_SECONDS, keys=keys, context=self._context.zmq_context)
 
-    async def deal(self, request: m.SliceRequest) -> m.SliceReply:
+    async def deal(self, request: SliceRequest) -> SliceReply:
         """A node's report and its request for a slice. Raises sqlite3.Error if it can't be journaled; the node repeats
         it."""
-        work, ended = self._work, m.SliceReply(rid=request.rid, ended=True)
+        work, ended = self._work, SliceReply(rid=request.rid, ended=True)
         if work is None or work.id != request.work or work.dealer is None or work.journal.state != "running":
             return ended
         node = work.nodes.get(request.node)
@@ -325,16 +343,16 @@ class WorkLead:
             work.dealer.lose(request.node)
             node.failures += 1
             node.state, node.why = ("failed" if node.is_out else "silent"), request.problem
-            return m.SliceReply(rid=request.rid)
+            return SliceReply(rid=request.rid)
         node.state, node.why = ("starting" if request.state == "loading" else "working"), ""
         dealt = work.dealer.deal(request.node, node.heard) if request.state == "idle" else None
         if dealt is None:
-            return m.SliceReply(rid=request.rid)
+            return SliceReply(rid=request.rid)
         work.journal.dealt(dealt, request.node)
         rows = work.journal.rows(dealt)
-        return m.SliceReply(rid=request.rid, slice=dealt.id, first=dealt.first, rows=rows)
+        return SliceReply(rid=request.rid, slice=dealt.id, first=dealt.first, rows=rows)
 
-    def _merge(self, work: OpenedWork, dealer: Dealer, request: m.SliceRequest, node: WorkingNode) -> None:
+    def _merge(self, work: OpenedWork, dealer: Dealer, request: SliceRequest, node: WorkingNode) -> None:
         """Journal the results of a slice, unless it has results already."""
         assert request.answered is not None
         one = dealer.pending(request.answered)
@@ -350,7 +368,7 @@ class WorkLead:
             self._finish(work)
 
 
-def _body(request: m.OpenWork) -> tuple[object, ...]:
+def _body(request: OpenWork) -> tuple[object, ...]:
     """Return what work with the same ID must have in common."""
     same = (request.kind, request.run, request.rows, request.digest, request.step, request.best, request.nodes)
     return *same, request.options

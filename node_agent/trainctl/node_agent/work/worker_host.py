@@ -22,12 +22,12 @@ from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.trainers.rank_ports import last_words
 from trainctl.node_agent.work.checkpoint_files import copy
 from trainctl.node_agent.work.journal import JOURNAL_NAME
-from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.files.durable_files import make_folder, write_file
+from trainctl.protocol.messages import HostWork, Leave, SliceReply, SliceRequest, WorkAsk, WorkFileRequest, WorkSlice
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security import received_names
 
@@ -45,7 +45,7 @@ RANK = 0
 """Number under which the worker's process and log are kept; a node has one worker."""
 
 _State = Literal["loading", "busy", "idle", "gone"]
-AskLead = Callable[[m.SliceRequest], Awaitable[m.SliceReply]]
+AskLead = Callable[[SliceRequest], Awaitable[SliceReply]]
 
 
 def work_directory(directory: Path) -> Path:
@@ -59,16 +59,16 @@ class WorkerHost:
     def __init__(self, context: AgentContext, role: AgentRole, address_of: Callable[[str], str | None]) -> None:
         """`address_of` returns the address of another node's agent, None if it isn't in the cluster."""
         self._context, self._role, self._address_of = context, role, address_of
-        self._work: m.HostWork | None = None
+        self._work: HostWork | None = None
         self._task: asyncio.Task[None] | None = None
-        self._asked: asyncio.Queue[m.WorkAsk] = asyncio.Queue()
+        self._asked: asyncio.Queue[WorkAsk] = asyncio.Queue()
 
     @property
-    def order(self) -> m.HostWork | None:
+    def order(self) -> HostWork | None:
         """Return what this node's worker works for; None if there is no worker."""
         return self._work if self._task is not None and not self._task.done() else None
 
-    def host(self, order: m.HostWork, ask_lead: AskLead | None = None, checkpoint: Path | None = None) -> str:
+    def host(self, order: HostWork, ask_lead: AskLead | None = None, checkpoint: Path | None = None) -> str:
         """Start a worker for another node's work, or for this node's own (`ask_lead`, `checkpoint`); the reason if
         that isn't possible. If the worker is there, nothing changes."""
         if self._task is not None and not self._task.done():
@@ -90,7 +90,7 @@ class WorkerHost:
         self._task = asyncio.create_task(serving, name="worker")
         return ""
 
-    def _objection(self, order: m.HostWork, *, is_own: bool) -> str:
+    def _objection(self, order: HostWork, *, is_own: bool) -> str:
         node = self._context.node
         if not self._role.is_idle:
             return f"{node} takes part in a run"
@@ -100,7 +100,7 @@ class WorkerHost:
             return f"{node} does not know the node {order.lead}: add it to its cluster file"
         return ""
 
-    def heard(self, message: m.WorkAsk) -> bool:
+    def heard(self, message: WorkAsk) -> bool:
         """Return what the worker says; False if it is not this agent's worker of now."""
         if self._work is None or self._work.work != message.run or self._task is None or self._task.done():
             return False
@@ -129,7 +129,7 @@ class WorkerHost:
     # ------------------------------------------------------------ the worker's life
 
     async def _serve(
-        self, order: m.HostWork, config: RunFile, paths: RunPaths, ask_lead: AskLead | None, checkpoint: Path | None
+        self, order: HostWork, config: RunFile, paths: RunPaths, ask_lead: AskLead | None, checkpoint: Path | None
     ) -> None:
         """From the start of the worker to its end."""
         try:
@@ -156,11 +156,11 @@ class WorkerHost:
             with contextlib.suppress(OSError):
                 self._context.supervisor.kill(paths, RANK)
 
-    async def _fetch(self, order: m.HostWork, folder: Path, client: Client, ask: AskLead) -> None:
+    async def _fetch(self, order: HostWork, folder: Path, client: Client, ask: AskLead) -> None:
         """Copy the checkpoint from the lead, which hears every second that this node is at it."""
 
         async def read(name: str, offset: int) -> bytes:
-            part = await client.ask(m.WorkFileRequest, work=order.work, name=name, offset_bytes=offset)
+            part = await client.ask(WorkFileRequest, work=order.work, name=name, offset_bytes=offset)
             return part.data
 
         copying = asyncio.create_task(copy(order.files, folder, order.checkpoint, order.run, read))
@@ -171,14 +171,14 @@ class WorkerHost:
         finally:
             copying.cancel()
 
-    async def _run(self, order: m.HostWork, config: RunFile, paths: RunPaths, checkpoint: Path, ask: AskLead) -> bool:
+    async def _run(self, order: HostWork, config: RunFile, paths: RunPaths, checkpoint: Path, ask: AskLead) -> bool:
         """Start the worker and pass on what it and the lead say; True if the work has ended, False if only the worker
         has."""
         await asyncio.to_thread(_write_run_file, paths, config)
         self._start(order, config, paths, checkpoint)
         state: _State = "loading"
         since, device = time.monotonic(), ""
-        pending: m.WorkAsk | None = None  # what the worker said last, until the lead has answered it
+        pending: WorkAsk | None = None  # what the worker said last, until the lead has answered it
         while True:
             if pending is None:
                 with contextlib.suppress(TimeoutError):
@@ -204,18 +204,16 @@ class WorkerHost:
                 pending, state = None, "busy"
                 while not self._asked.empty():
                     self._asked.get_nowait()  # repeated while the lead was asked
-                made = m.WorkSlice(run=order.work, slice=reply.slice, first=reply.first, rows=reply.rows)
+                made = WorkSlice(run=order.work, slice=reply.slice, first=reply.first, rows=reply.rows)
                 await self._context.link.send(RANK, made)
             elif pending is not None:
                 await asyncio.sleep(IDLE_SECONDS)
-                pending = m.WorkAsk(run=pending.run, rank=RANK, device=device)  # its results are with the lead
+                pending = WorkAsk(run=pending.run, rank=RANK, device=device)  # its results are with the lead
 
-    def _request(
-        self, state: _State, device: str = "", said: m.WorkAsk | None = None, problem: str = ""
-    ) -> m.SliceRequest:
+    def _request(self, state: _State, device: str = "", said: WorkAsk | None = None, problem: str = "") -> SliceRequest:
         assert self._work is not None
         answered, results = (said.answered, said.results) if said is not None else (None, ())
-        return m.SliceRequest(
+        return SliceRequest(
             rid=_rid(),
             work=self._work.work,
             node=self._context.node,
@@ -226,7 +224,7 @@ class WorkerHost:
             problem=problem,
         )
 
-    def _start(self, order: m.HostWork, config: RunFile, paths: RunPaths, checkpoint: Path) -> None:
+    def _start(self, order: HostWork, config: RunFile, paths: RunPaths, checkpoint: Path) -> None:
         """Raises RefusedError if no process can be started."""
         table = config.nodes.get(self._context.node, NodeTable())
         argv = [
@@ -261,7 +259,7 @@ class WorkerHost:
         return f"the worker {how}: {said}"[:500] if said else f"the worker {how}"
 
     async def _leave(self, work: str, paths: RunPaths) -> None:
-        await self._context.link.send(RANK, m.Leave(run=work, reason="the work has ended"))
+        await self._context.link.send(RANK, Leave(run=work, reason="the work has ended"))
         for _ in range(int(LEAVE_SECONDS / IDLE_SECONDS)):
             if self._context.supervisor.find(paths, RANK) is None:
                 return

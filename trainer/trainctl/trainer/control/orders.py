@@ -4,8 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.messages import (
+    Fence,
+    Form,
+    Formed,
+    FromTrainer,
+    Generation,
+    GroupFailed,
+    Leave,
+    Offer,
+    Offered,
+    StepPlan,
+)
 from trainctl.trainer.collective.group import Group, ReducerGroup, Solo
 from trainctl.trainer.collective.membership import Membership
 from trainctl.trainer.common import logs
@@ -19,7 +30,7 @@ class Joined:
     """A generation has been formed: plans that follow reduce over this group. A rank that it was formed without gets
     none."""
 
-    generation: m.Generation
+    generation: Generation
     group: Group
 
 
@@ -27,7 +38,7 @@ class Joined:
 class Joining:
     """A generation is being formed, and this rank's reducer has begun to join."""
 
-    form: m.Form
+    form: Form
     group: ReducerGroup
 
 
@@ -52,7 +63,7 @@ class Broken:
     error: TrainctlError
 
 
-Order = m.StepPlan | Joined | Joining | m.Fence | m.Leave | Orphaned | Signalled | Broken
+Order = StepPlan | Joined | Joining | Fence | Leave | Orphaned | Signalled | Broken
 
 
 class GroupOrders:
@@ -60,13 +71,13 @@ class GroupOrders:
     what was done has the same answer again."""
 
     def __init__(
-        self, who: Identity, progress: Progress, orders: "SimpleQueue[Order]", say: Callable[[m.FromTrainer], None]
+        self, who: Identity, progress: Progress, orders: "SimpleQueue[Order]", say: Callable[[FromTrainer], None]
     ) -> None:
         self._who, self._progress, self._orders, self._say = who, progress, orders, say
         self.membership: Membership | None = None  # until the model is loaded
-        self.outcome: m.Formed | m.GroupFailed | None = None  # of the newest order to form, once it is known
+        self.outcome: Formed | GroupFailed | None = None  # of the newest order to form, once it is known
 
-    def leave(self, order: m.Fence) -> None:
+    def leave(self, order: Fence) -> None:
         """End the reducer, whatever it is at."""
         if self._progress.is_outdated(order.generation):
             return
@@ -74,7 +85,7 @@ class GroupOrders:
         if self.membership is not None:
             self.membership.leave()
 
-    def offer(self, order: m.Offer) -> None:
+    def offer(self, order: Offer) -> None:
         generation = order.generation
         if self.membership is None or self._progress.is_outdated(generation) or generation == self._progress.formed:
             return
@@ -83,9 +94,9 @@ class GroupOrders:
         except GroupError as error:
             self._say(self.failed(generation, error))
             return
-        self._say(m.Offered(run=self._who.run, rank=self._who.rank, generation=generation, endpoints=endpoints))
+        self._say(Offered(run=self._who.run, rank=self._who.rank, generation=generation, endpoints=endpoints))
 
-    def form(self, order: m.Form) -> None:
+    def form(self, order: Form) -> None:
         if self._progress.is_outdated(order.generation):
             return
         if self.outcome is not None and self.outcome.generation == order.generation:
@@ -100,12 +111,12 @@ class GroupOrders:
         if self.membership is not None:
             self.membership.abort()
 
-    def failed(self, generation: m.Generation, error: GroupError) -> m.GroupFailed:
+    def failed(self, generation: Generation, error: GroupError) -> GroupFailed:
         reason = first_line(error)
-        return m.GroupFailed(run=self._who.run, rank=self._who.rank, generation=generation, reason=reason)
+        return GroupFailed(run=self._who.run, rank=self._who.rank, generation=generation, reason=reason)
 
-    def formed(self, generation: m.Generation, join_seconds: float = 0.0, level_seconds: float = 0.0) -> m.Formed:
-        return m.Formed(
+    def formed(self, generation: Generation, join_seconds: float = 0.0, level_seconds: float = 0.0) -> Formed:
+        return Formed(
             run=self._who.run,
             rank=self._who.rank,
             generation=generation,
@@ -113,13 +124,13 @@ class GroupOrders:
             level_seconds=level_seconds,
         )
 
-    def _stay_out(self, order: m.Form) -> None:
+    def _stay_out(self, order: Form) -> None:
         if self._progress.form(order, takes_part=False):
             if self.membership is not None:
                 self.membership.leave()
             self._orders.put(Joined(order.generation, Solo()))
 
-    def _join(self, order: m.Form) -> None:
+    def _join(self, order: Form) -> None:
         try:
             if self.membership is None:
                 raise GroupError("the model is not loaded yet")

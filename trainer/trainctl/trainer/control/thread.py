@@ -18,10 +18,26 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.config.addresses import split
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, TrainctlError
-from trainctl.protocol.messages import FromTrainer
+from trainctl.protocol.messages import (
+    Alive,
+    Fence,
+    Fenced,
+    Form,
+    FromTrainer,
+    Leave,
+    Offer,
+    Preflight,
+    Ready,
+    ReferenceSlice,
+    Sealed,
+    StepPlan,
+    ToTrainer,
+    TrainerFailed,
+    WorkSlice,
+)
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import check_frames, new_socket
@@ -47,19 +63,19 @@ class Control:
         self._who, self._progress, self._status = who, progress, status
         self.orders: SimpleQueue[Order] = SimpleQueue()
         self.orphan_seconds = float("inf")  # until the run file has been read
-        self.ready: m.Ready | None = None
-        self.preflight: m.Preflight | None = None  # which heartbeats tell until the first group is formed
+        self.ready: Ready | None = None
+        self.preflight: Preflight | None = None  # which heartbeats tell until the first group is formed
         self.detail = ""  # how far the phase has come
-        self._sealed: m.Sealed | None = None  # of a growing file
-        self.repeated: list[Callable[[], m.FromTrainer | None]] = [lambda: self._sealed]
+        self._sealed: Sealed | None = None  # of a growing file
+        self.repeated: list[Callable[[], messages.FromTrainer | None]] = [lambda: self._sealed]
         """What heartbeats repeat: of a growing file, of the newest checkpoint and of the newest profile."""
-        self.on_recorded: Callable[[m.StepPlan], None] = lambda _: None
+        self.on_recorded: Callable[[StepPlan], None] = lambda _: None
         """Receives a checkpoint's plan that comes again, since the lead's disk has its record up to that step."""
         self._outbox = Outbox()
-        self._reference_slices: SimpleQueue[m.ReferenceSlice] = SimpleQueue()
+        self._reference_slices: SimpleQueue[ReferenceSlice] = SimpleQueue()
         self.groups = GroupOrders(who, progress, self.orders, self._say)
         self._unsent: deque[bytes] = deque()  # few while the agent is away: no plans come then
-        self._pending_fence: m.Fence | None = None
+        self._pending_fence: Fence | None = None
         self._away_since: float | None = time.monotonic()
         self._next_alive = 0.0
         self._closing: float | None = None  # when to give up flushing
@@ -83,25 +99,25 @@ class Control:
         if error is not None and not isinstance(error, SystemExit):
             prefix = "" if isinstance(error, TrainctlError) else f"{type(error).__name__}: "
             reason = prefix + first_line(error)
-            self.send(m.TrainerFailed(run=self._who.run, rank=self._who.rank, reason=reason))
+            self.send(TrainerFailed(run=self._who.run, rank=self._who.rank, reason=reason))
         self._outbox.finish()
         self._closing = time.monotonic() + _FLUSH_SECONDS
         self._outbox.wake()
         self._thread.join()
         self._outbox.close()
 
-    def send(self, message: m.FromTrainer) -> None:
+    def send(self, message: messages.FromTrainer) -> None:
         """Pass a message on, from any thread; never a wait."""
         self._outbox.put(message)
 
-    def receive(self, seconds: float) -> m.ReferenceSlice | None:
+    def receive(self, seconds: float) -> ReferenceSlice | None:
         """Return the next answer to a ReferenceAsk, if one comes within this time."""
         try:
             return self._reference_slices.get(timeout=seconds)
         except Empty:
             return None
 
-    def seal(self, sealed: m.Sealed) -> None:
+    def seal(self, sealed: Sealed) -> None:
         """Tell the agent how far a growing file is sealed, now and with every heartbeat; from any thread."""
         self._sealed = sealed
         self.send(sealed)
@@ -125,7 +141,7 @@ class Control:
             log.info("leaving: %s", reason)
             raise SystemExit(0)
 
-    def leave(self, order: m.Leave | Signalled) -> None:
+    def leave(self, order: Leave | Signalled) -> None:
         """Make the main thread leave; from any thread. By a signal, after a checkpoint if it trains alone."""
         self._progress.leaving = order.reason
         self.groups.abort()
@@ -190,27 +206,27 @@ class Control:
         except ProtocolError as error:
             log.warning("dropped a message from the agent: %s", error)
             return
-        if order.run == self._who.run and not isinstance(order, m.WorkSlice):
+        if order.run == self._who.run and not isinstance(order, WorkSlice):
             self._obey(order)
 
-    def _obey(self, order: m.ToTrainer) -> None:
+    def _obey(self, order: ToTrainer) -> None:
         match order:
-            case m.Fence():
+            case Fence():
                 self.groups.leave(order)  # at once; the answer may have to wait for an update
                 self._pending_fence = order
-            case m.Offer():
+            case Offer():
                 self.groups.offer(order)
-            case m.Form():
+            case Form():
                 if self._pending_fence and self._pending_fence.generation <= order.generation:
                     self._pending_fence = None  # answered late, it would leave the generation that is formed here
                 self.groups.form(order)
-            case m.Leave():
+            case Leave():
                 self.leave(msgspec.structs.replace(order, reason=order.reason or "asked to leave"))
-            case m.StepPlan(recorded=True):
+            case StepPlan(recorded=True):
                 self.on_recorded(order)
-            case m.StepPlan():
+            case StepPlan():
                 self.orders.put(order)
-            case m.ReferenceSlice():
+            case ReferenceSlice():
                 self._reference_slices.put(order)
 
     def _answer_fence(self) -> None:
@@ -228,7 +244,7 @@ class Control:
             return
         self._pending_fence = None
         self.orders.put(fence)
-        self._say(m.Fenced(run=self._who.run, rank=self._who.rank, generation=fence.generation, **vars(answer)))
+        self._say(Fenced(run=self._who.run, rank=self._who.rank, generation=fence.generation, **vars(answer)))
         self._flush()
 
     def _look_for_orphanhood(self) -> None:
@@ -238,11 +254,11 @@ class Control:
             self.orders.put(Orphaned(away))
             self.orphan_seconds = float("inf")
 
-    def _alive(self) -> m.Alive:
+    def _alive(self) -> Alive:
         ready = self.ready
         if ready is not None:
             ready = msgspec.structs.replace(ready, last_step=self._progress.last_step, cursor=self._progress.cursor)
-        return m.Alive(
+        return Alive(
             run=self._who.run,
             rank=self._who.rank,
             generation=self._progress.highest,
@@ -270,7 +286,7 @@ class Control:
                 return
             self._unsent.popleft()
 
-    def _say(self, message: m.FromTrainer) -> None:
+    def _say(self, message: messages.FromTrainer) -> None:
         self._unsent.append(codec.encode(message))
 
 
