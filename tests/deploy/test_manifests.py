@@ -35,6 +35,7 @@ from tests.waiting import HANG_SECONDS
 from trainctl.node_agent.exporter import listen_address
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import addresses, cluster_file
+from trainctl.protocol.config.env_policy import AGENT_OPTIONS
 from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
 KUBERNETES = "1.34"
@@ -124,7 +125,7 @@ def test_pods_start_together_find_each_other_keep_their_state_and_are_drained_on
     assert call.params["drain_on_term"]
     assert template["spec"]["terminationGracePeriodSeconds"] >= call.params["grace"] + MARGIN_SECONDS
     with patch.dict(os.environ, clear=True):
-        known = {option.envvar for option in parsed(["trainctl-agent", "run"]).command.params if option.envvar}
+        known = {AGENT_OPTIONS + option.name.upper() for option in parsed(["trainctl-agent", "run"]).command.params}
     own = {name for name in environment(agent) if name.startswith("TRAINCTL_")}
     assert own <= known | {"TRAINCTL_CLUSTER", "TRAINCTL_STATE", "TRAINCTL_KEYS"}
 

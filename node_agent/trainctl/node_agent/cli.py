@@ -16,11 +16,11 @@ import typer
 from trainctl.node_agent.exporter.listen_address import EXAMPLE, ListenAddress, check, parse
 from trainctl.node_agent.services import service_commands
 from trainctl.node_agent.services.detached import detached
-from trainctl.node_agent.services.run_options import SetByEnvironment
 from trainctl.node_agent.services.service_file import GRACE_SECONDS
 from trainctl.protocol.client.local_agents import registered
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
 from trainctl.protocol.config.cluster_file import Cluster, check_hooks, default_path, read_default
+from trainctl.protocol.config.env_policy import AGENT_OPTIONS
 from trainctl.protocol.config.names import node_directory, node_name, state_root
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.machine.large_imports import import_large
@@ -49,7 +49,10 @@ def root(
         raise InvalidInputError("command", f"give one of {', '.join(ctx.command.commands)} (see --help)")  # type: ignore[attr-defined]
 
 
-@app.command(cls=SetByEnvironment, short_help="Run the agent in the foreground until SIGTERM.")
+@app.command(
+    short_help="Run the agent in the foreground until SIGTERM.",
+    context_settings={"auto_envvar_prefix": AGENT_OPTIONS.removesuffix("_")},
+)
 def run(
     name: Annotated[str, typer.Option(help="This node's name in run files.")] = "",
     cluster: Annotated[
@@ -93,12 +96,19 @@ def run(
         ),
     ] = False,
     parent_watch: Annotated[
-        bool, typer.Option("--leash", hidden=True, help="Exit once standard input has closed and no run is active.")
+        bool,
+        typer.Option(
+            "--leash",
+            hidden=True,
+            allow_from_autoenv=False,
+            help="Exit once standard input has closed and no run is active.",
+        ),
     ] = False,
     detach: Annotated[
         bool,
         typer.Option(
             "--detach",
+            allow_from_autoenv=False,
             help="Start the agent in a session of its own, print where it listens, and return: the agent "
             "outlives this terminal.",
         ),

@@ -1,5 +1,6 @@
 """`trainctl-agent install`, `status` and `uninstall` as they are typed, with managers that note what they are told."""
 
+import getpass
 import json
 import os
 import plistlib
@@ -82,7 +83,7 @@ def test_systemd_from_install_to_uninstall(managers: Managers, typed: Typed) -> 
     assert found["file"] == str(managers.unit)
 
     other = typed.json("install", "--name", "studio", "--nice", "5", "--env", "A=b c")
-    assert other["changed"] is True and managers.calls() == [RELOAD, ENABLE, RESTART]
+    assert other["changed"] is True and managers.calls()[:3] == [RELOAD, ENABLE, RESTART]
     assert {"Nice=5", 'Environment="A=b c"'} <= set(managers.unit.read_text().splitlines())
 
     gone = typed.json("uninstall")
@@ -103,6 +104,15 @@ def test_every_option_of_run_is_taken_checked_and_made_to_hold_from_anywhere(man
         '--alert-command "say 100%%"'
     )
     assert "Environment=TRAINCTL_KEYS=/my/keys\n" in content  # or the service would look elsewhere than this shell
+
+
+def test_a_service_keeps_what_variables_set(managers, typed, monkeypatch):
+    monkeypatch.setenv("TRAINCTL_AGENT_GRACE", "60")
+    monkeypatch.setenv("TRAINCTL_AGENT_DRAIN_ON_TERM", "1")
+    monkeypatch.setenv("TRAINCTL_AGENT_ADVERTISE", "0")
+    content = typed.json("install", "--dry-run", "--name", "studio")["content"]
+    (command,) = [line for line in content.splitlines() if line.startswith("ExecStart=")]
+    assert command.endswith("/.local/state/trainctl --drain-on-term --grace 60.0")
 
 
 @pytest.mark.parametrize(
@@ -196,10 +206,10 @@ def test_a_machine_without_a_manager_or_without_root_is_refused(managers, monkey
 def test_a_service_of_the_machine_is_where_its_manager_looks(managers, tmp_path, monkeypatch, name, place) -> None:
     manager = Manager("system", name, tmp_path / "root")
     monkeypatch.setenv("UNIT", str(tmp_path / "root" / place))
-    data = content(Service("studio", ("/bin/true",), "system", "root", Path("/logs")), name)
-    for step in manager.install_steps(manager.look()):
-        manager.perform(step, data)
-    assert (tmp_path / "root" / place).read_bytes() == data
+    service = Service("studio", ("/bin/true",), "system", getpass.getuser(), tmp_path / "logs")
+    for step in manager.install_steps(manager.look(), service):
+        manager.perform(step, service)
+    assert (tmp_path / "root" / place).read_bytes() == content(service, name)
     assert manager.settled().running and managers.calls()
     for step in manager.uninstall_steps(manager.look()):
         manager.perform(step)

@@ -118,15 +118,16 @@ def test_another_programs_file_names_no_node(data: bytes) -> None:
 
 def commands(steps: list[tuple[str, ...]]) -> list[str]:
     """The verb of each step, such as enable or write."""
-    return [step[0 if step[0] in ("write", "remove") else 1] for step in steps]
+    return [step[0 if step[0] in ("create", "write", "rm") else 1] for step in steps]
 
 
 def test_a_service_that_is_there_and_does_not_run_is_enabled_and_started() -> None:
     systemd, launchd = Manager("system", "systemd"), Manager("system", "launchd")
     there, runs = State(loaded=True, data=b"x"), State(True, True, True, 7, "running", b"x")
-    assert commands(systemd.install_steps(there)) == ["write", "daemon-reload", "enable", "restart"]
-    assert commands(systemd.uninstall_steps(there)) == ["stop", "disable", "remove", "daemon-reload"]
-    assert commands(launchd.install_steps(State(data=b"x"))) == ["write", "enable", "bootstrap"]
-    assert commands(launchd.install_steps(runs)) == ["write", "bootout", "enable", "bootstrap"]
-    assert commands(launchd.uninstall_steps(runs)) == ["bootout", "remove"]
-    assert launchd.install_steps(runs)[1][-1] == "system/trainctl.agent"
+    wanted = service(logs=Path("/tmp"))
+    assert commands(systemd.install_steps(there, wanted)) == ["write", "daemon-reload", "enable", "restart"]
+    assert commands(systemd.uninstall_steps(there)) == ["stop", "disable", "rm", "daemon-reload"]
+    assert commands(launchd.install_steps(State(data=b"x"), service())) == ["create", "write", "enable", "bootstrap"]
+    assert commands(launchd.install_steps(runs, wanted)) == ["write", "bootout", "enable", "bootstrap"]
+    assert commands(launchd.uninstall_steps(runs)) == ["bootout", "rm"]
+    assert launchd.install_steps(runs, wanted)[1][-1] == "system/trainctl.agent"

@@ -5,6 +5,7 @@ import datetime
 import json as json_text
 import os
 import pwd
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,18 +14,24 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from trainctl.node_agent.services import run_options
-from trainctl.node_agent.services.service_file import BOOT_LOG, Scope, Service, content, installed_node, own_command
+from trainctl.node_agent.services.service_file import (
+    BOOT_LOG,
+    UNIT,
+    Scope,
+    Service,
+    content,
+    installed_node,
+    own_command,
+)
 from trainctl.node_agent.services.service_manager import (
     Command,
     Manager,
     ManagerError,
     NoManagerError,
     State,
-    call,
     manager_here,
 )
-from trainctl.protocol.config import env_policy, names
+from trainctl.protocol.config import addresses, cluster_file, env_policy, names
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError
 
 NOT_RUNNING, NOT_INSTALLED = 3, 4
@@ -34,7 +41,6 @@ CARRIED = ("TRAINCTL_CLUSTER", "TRAINCTL_KEYS", "XDG_CONFIG_HOME")
 STALL_OPTION, STALL_SECONDS = "--exit-if-stalled", 30
 _STATE = {"systemd": ".local/state/trainctl", "launchd": "Library/Application Support/trainctl"}
 _CODES = ((NoManagerError, "no-service-manager"), (NotAuthorisedError, "not-authorised"), (InvalidInputError, "usage"))
-_NO_CHANGE = "no change: already installed with these settings and running"
 _AS_ROOT = "the agent and its trainers run as root; to change the user, add --run-as"
 _LAUNCH_AGENT = (
     "a LaunchAgent starts at login and stops at logout, and macOS asks for Local Network permission for it: until you "
@@ -77,69 +83,43 @@ def install(
     7 no service manager.
     """
     with _errors(json):
-        options = run_options.parse(context)  # before the machine is: what is typed wrongly is wrong everywhere
+        options, words = _run_options(context)
         variables = _variables(env or [])
         machine = _manager(user, manager)
         if user and nice is not None and nice < 0:
             raise InvalidInputError("--nice", f"a user may not set {nice}; install a system service instead")
-        service = _service(machine, _owner(machine.scope, run_as), options, nice, variables)
-        _install(machine, service, dry_run=dry_run, json=json)
-
-
-def _install(machine: Manager, service: Service, *, dry_run: bool, json: bool) -> None:
-    """Print the file and the commands, then write, enable and start."""
-    remarks = [_AS_ROOT] if service.scope == "system" and service.user == "root" else []
-    remarks += [_LAUNCH_AGENT] if machine.name == "launchd" and service.scope == "user" else []
-    try:
-        state = machine.look()
-    except (ManagerError, NoManagerError) as error:
-        if not dry_run:
-            raise
-        state = State()  # a dry run may be of another kind of machine
-        remarks.append(f"shown as if nothing were installed: {error}")
-    data = content(service, machine.name)
-    is_current = state.data == data and state.running and state.enabled
-    steps = [] if is_current else machine.install_steps(state)
-    if steps and machine.name == "launchd" and not service.logs.is_dir():  # it makes the boot log, but not its folder
-        steps.insert(0, ("create", str(service.logs)))
-    if machine.name == "systemd" and service.scope == "user":
-        steps += _linger_steps(service.user)
-    if not (dry_run or is_current):
-        machine.check_allowed()
-    _show(steps, _NO_CHANGE, data.decode(), dry_run=dry_run, json=json)
-    if dry_run:
-        _finish("", remarks, steps, json=json, dry_run=True, content=data.decode())
-        return
-    for step in [*steps]:
+        service = _service(machine, _owner(machine.scope, run_as), options, words, nice, variables)
+        data, state = content(service, machine.name), State()
+        remarks = [_AS_ROOT] if service.scope == "system" and service.user == "root" else []
+        remarks += [_LAUNCH_AGENT] if machine.name == "launchd" and service.scope == "user" else []
         try:
-            _make_folder(service.logs, service.user) if step[0] == "create" else machine.perform(step, data)
-        except ManagerError as error:
-            if step[0] != "loginctl":
-                raise ManagerError(f"{error}; for the reason, see {_log(machine, service)}") from None
-            steps.remove(step)
-            remarks.append(f"the service ends at logout unless an administrator runs: {shlex.join(step)}")
-    state = state if is_current else machine.settled()
-    if not state.running:
-        raise ManagerError(f"installed, but not running ({state.detail}); see {_log(machine, service)}")
-    fields = _status_fields(machine, state)
-    _finish(_status_text(fields), remarks, steps, json=json, **fields)
-
-
-def _make_folder(path: Path, user: str) -> None:
-    """Make a folder, and what of its path is missing, for this user alone."""
-    for folder in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
-        folder.mkdir(mode=0o700)
-        if os.geteuid() == 0:
-            entry = pwd.getpwnam(user)
-            os.chown(folder, entry.pw_uid, entry.pw_gid)
-
-
-def _linger_steps(user: str) -> list[Command]:
-    """Return the command after which a user's services continue without a session; none if they do already."""
-    with contextlib.suppress(ManagerError):  # of a user who neither lingers nor is logged in
-        if "Linger=yes" in call(("loginctl", "show-user", user, "--property=Linger")).splitlines():
-            return []
-    return [("loginctl", "enable-linger", user)]
+            state = machine.look()
+        except (ManagerError, NoManagerError) as error:
+            if not dry_run:
+                raise
+            remarks.append(f"shown as if nothing were installed: {error}")  # this may be another kind of machine
+        is_current = state.data == data and state.running and state.enabled
+        steps = [] if is_current else machine.install_steps(state, service)
+        otherwise = "no change: already installed with these settings and running"
+        _show(machine, steps, otherwise, data.decode(), dry_run=dry_run, json=json)
+        if dry_run:
+            _finish("", remarks, json, **_changes(steps), dry_run=True, content=data.decode())
+            return
+        log = f"{service.logs / 'agent.log'}, or journalctl {'--user ' if user else ''}-u {UNIT}"
+        log = str(service.logs / BOOT_LOG) if machine.name == "launchd" else log
+        for step in [*steps]:
+            try:
+                machine.perform(step, service)
+            except ManagerError as error:
+                if step[0] != "loginctl":
+                    raise ManagerError(f"{error}; for the reason, see {log}") from None
+                steps.remove(step)
+                remarks.append(f"the service ends at logout unless an administrator runs: {shlex.join(step)}")
+        state = state if is_current else machine.settled()
+        if not state.running:
+            raise ManagerError(f"installed, but not running ({state.detail}); see {log}")
+        fields = _status_fields(machine, state)
+        _finish(_status_text(fields), remarks, json, **_changes(steps), **fields)
 
 
 def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, json: Json = False) -> None:
@@ -151,12 +131,10 @@ def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, jso
     with _errors(json):
         machine = _manager(user, manager)
         state = machine.look()
-        steps = machine.uninstall_steps(state) if state.data is not None or state.loaded else []
-        if steps and not dry_run:
-            machine.check_allowed()
-        _show(steps, f"no change: there is no {machine.file}", dry_run=dry_run, json=json)
+        steps = machine.uninstall_steps(state)
+        _show(machine, steps, f"no change: there is no {machine.file}", dry_run=dry_run, json=json)
         if dry_run:
-            _finish("", [], steps, json=json, dry_run=True, content=None)
+            _finish("", [], json, **_changes(steps), dry_run=True, content=None)
             return
         for step in steps:
             machine.perform(step)
@@ -164,7 +142,7 @@ def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, jso
         folder = str(owner[1].parent.parent) if owner else ""
         remark = f"left in place: runs and logs in {folder}, and keys" if owner else "runs, logs and keys stay in place"
         text = f"removed {machine.file}" if steps else ""
-        _finish(text, [remark], steps, json=json, file=str(machine.file), state=folder)
+        _finish(text, [remark], json, **_changes(steps), file=str(machine.file), state=folder)
 
 
 def status(user: User = False, manager: Named = "", json: Json = False) -> None:
@@ -178,7 +156,7 @@ def status(user: User = False, manager: Named = "", json: Json = False) -> None:
         other = _manager(not user, machine.name)
         is_other = not fields["installed"] and other.file.exists()
         remarks = [f"there is also a {other.scope} service: {other.file}"] if is_other else []
-        _finish(_status_text(fields), remarks, None, json=json, **fields)
+        _finish(_status_text(fields), remarks, json, **fields)
         if not fields["running"]:
             raise typer.Exit(NOT_RUNNING if fields["installed"] else NOT_INSTALLED)
 
@@ -187,61 +165,49 @@ def status(user: User = False, manager: Named = "", json: Json = False) -> None:
 
 
 def _manager(user: bool, name: str) -> Manager:
-    scope: Scope = "user" if user else "system"
-    match name:
-        case "":
-            return Manager(scope, manager_here())
-        case "systemd" | "launchd":
-            return Manager(scope, name)
-        case _:
-            raise InvalidInputError("--manager", f"{name!r} is neither systemd nor launchd")
+    if name not in ("", "systemd", "launchd"):
+        raise InvalidInputError("--manager", f"{name!r} is neither systemd nor launchd")
+    return Manager("user" if user else "system", name or manager_here())  # type: ignore[arg-type]
 
 
-def _caller() -> str:
+def _run_options(install: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the options of `run` from the context of `install`, checked, and those that were set, but for the name and
+    the folder, as words with absolute paths."""
+    command = install.parent.command.commands["run"]
     try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        raise InvalidInputError(
-            "--run-as", f"user id {os.geteuid()} has no name here; give a user with --run-as"
-        ) from None
+        context = command.make_context("run", list(install.args), parent=install.parent)
+    except typer.TyperException as error:
+        raise InvalidInputError("install", f"{error.format_message()} (see run --help)") from None
+    options = {**context.params, "name": context.params["name"] or names.node_name()}
+    for name in ("state", "cluster"):
+        options[name] = options[name] and Path(options[name]).absolute()
+    _check(options)
+    words: list[str] = []
+    for option in command.params:
+        source, value = context.get_parameter_source(option.name), options[option.name]
+        is_set = source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+        if is_set and value is not False and option.name not in ("name", "state"):
+            words += [option.opts[0]] if value is True else [option.opts[0], str(value)]
+    return options, words
 
 
-def _home(user: str) -> Path:
-    try:
-        return Path(pwd.getpwnam(user).pw_dir)
-    except KeyError:
-        raise InvalidInputError("--run-as", f"no user {user!r} on this machine") from None
-
-
-def _owner(scope: Scope, run_as: str) -> str:
-    caller = _caller()
-    if scope == "user":
-        if run_as not in ("", caller):
-            raise InvalidInputError("--run-as", f"only {run_as} can install that user's service; run this as {run_as}")
-        return caller
-    return run_as or (os.environ.get("SUDO_USER", "") if os.geteuid() == 0 else "") or caller
-
-
-def _service(
-    machine: Manager, owner: str, options: run_options.RunOptions, nice: int | None, variables: dict[str, str]
-) -> Service:
-    """Return the service with its node's name and state folder written out: a host may be renamed, and a service knows
-    little of a shell's environment."""
-    home, is_own = _home(owner), owner == _caller()
-    state = (options.state or (names.state_root() if is_own else home / _STATE[machine.name])).absolute()
-    words = ["--name", options.node, "--state", str(state), *options.words]
-    if machine.name == "launchd" and STALL_OPTION not in words:  # it has no watchdog
-        words += [STALL_OPTION, str(STALL_SECONDS)]
-    places = {name: os.environ[name] for name in CARRIED if is_own and os.environ.get(name)}
-    return Service(
-        node=options.node,
-        command=(*own_command(), "run", *words),
-        scope=machine.scope,
-        user=owner,
-        logs=state / options.node / "logs",
-        nice=nice,
-        environment=tuple(sorted((places | variables).items())),
-    )
+def _check(options: dict[str, Any]) -> None:
+    node, file = options["name"], options["cluster"]
+    if not re.fullmatch(names.NAME_PATTERN, node):
+        problem = f"{node!r} is not a node name: use lower-case letters, digits, '.', '_' and '-'"
+        raise InvalidInputError("--name", problem)
+    if options["parent_watch"]:
+        raise InvalidInputError("--leash", "a service has no standard input to watch; leave this option out")
+    if options["detach"]:
+        raise InvalidInputError("--detach", "a service is in a session of its own; leave this option out")
+    for name in ("listen", "live"):
+        if options[name] is not None:
+            addresses.check_bind(options[name], keys=True)  # the agent looks for them when it starts
+    if file is not None:
+        cluster = cluster_file.read(file)
+        if node not in cluster.nodes:
+            raise InvalidInputError("--name", f"no node {node!r} in {file}")
+        cluster_file.check_hooks(cluster, file)
 
 
 def _variables(env: list[str]) -> dict[str, str]:
@@ -256,19 +222,70 @@ def _variables(env: list[str]) -> dict[str, str]:
     return variables
 
 
+def _caller() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        problem = f"user id {os.geteuid()} has no name here; give a user with --run-as"
+        raise InvalidInputError("--run-as", problem) from None
+
+
+def _owner(scope: Scope, run_as: str) -> str:
+    caller = _caller()
+    if scope == "user":
+        if run_as not in ("", caller):
+            raise InvalidInputError("--run-as", f"only {run_as} can install that user's service; run this as {run_as}")
+        return caller
+    return run_as or (os.environ.get("SUDO_USER", "") if os.geteuid() == 0 else "") or caller
+
+
+def _service(
+    machine: Manager, owner: str, options: dict[str, Any], words: list[str], nice: int | None, variables: dict[str, str]
+) -> Service:
+    """Return the service with its node's name and state folder written out: a host may be renamed, and a service knows
+    little of a shell's environment."""
+    try:
+        home, is_own = Path(pwd.getpwnam(owner).pw_dir), owner == _caller()
+    except KeyError:
+        raise InvalidInputError("--run-as", f"no user {owner!r} on this machine") from None
+    node, default = options["name"], names.state_root() if is_own else home / _STATE[machine.name]
+    state = (options["state"] or default).absolute()
+    words = ["--name", node, "--state", str(state), *words]
+    if machine.name == "launchd" and STALL_OPTION not in words:  # it has no watchdog
+        words += [STALL_OPTION, str(STALL_SECONDS)]
+    places = {name: os.environ[name] for name in CARRIED if is_own and os.environ.get(name)}
+    return Service(
+        node=node,
+        command=(*own_command(), "run", *words),
+        scope=machine.scope,
+        user=owner,
+        logs=state / node / "logs",
+        nice=nice,
+        environment=tuple(sorted((places | variables).items())),
+    )
+
+
 # ---------------------------------------------------------------- output
 
 
-def _show(steps: list[Command], otherwise: str, content: str = "", *, dry_run: bool, json: bool) -> None:
-    """Print what will be done, or with a dry run would be."""
+def _show(
+    machine: Manager, steps: list[Command], otherwise: str, content: str = "", *, dry_run: bool, json: bool
+) -> None:
+    """Print what will be done, or with a dry run would be. Raises NotAuthorisedError for what this user may not do."""
+    if steps and not dry_run:
+        machine.check_allowed()
     lines = [] if steps else [otherwise]
     for step in steps:
-        verb = "" if step[0] in ("create", "write", "remove") else "run "
+        verb = "" if step[0] in ("create", "write") else "run "
         lines.append(f"{'would ' if dry_run else ''}{verb}{shlex.join(step)}")
         if step[0] == "write":
             lines += [f"    {line}".rstrip() for line in content.splitlines()]
     if not json:
         print("\n".join(lines), flush=True)
+
+
+def _changes(steps: list[Command]) -> dict[str, Any]:
+    return {"changed": bool(steps), "steps": [shlex.join(step) for step in steps]}
 
 
 def _status_fields(machine: Manager, state: State) -> dict[str, Any]:
@@ -293,41 +310,20 @@ def _status_fields(machine: Manager, state: State) -> dict[str, Any]:
 
 
 def _status_text(fields: dict[str, Any]) -> str:
-    place = f"{fields['manager']}, {fields['scope']}"
-    if not fields["installed"]:
-        loose = f"; but it is {fields['detail']}" if fields["running"] else ""
-        return f"not installed: no {fields['file']} ({place}){loose}"
-    running = f"no: {fields['detail'] or 'not running'}"
-    if fields["running"]:
-        running = f"yes, pid {fields['pid']}"
-        if fields["since"] is not None:
-            running += f", since {datetime.datetime.fromtimestamp(fields['since']):%Y-%m-%d %H:%M:%S}"
-    rows = {
-        "service": f"{fields['service']} ({place})",
-        "node": fields["node"] or "unknown: another program's file",
-        "running": running,
-        "enabled": "yes" if fields["enabled"] else "no: it won't start automatically",
-        "file": fields["file"],
-        "log": fields["log"] or "unknown",
-    }
-    return "\n".join(f"{name:<9} {value}" for name, value in rows.items())
+    """Return the fields that are known as text, a line each."""
+    words = {name: ("no", "yes")[value] if isinstance(value, bool) else value for name, value in fields.items()}
+    if fields["since"] is not None:
+        words["since"] = f"{datetime.datetime.fromtimestamp(fields['since']):%Y-%m-%d %H:%M:%S}"
+    return "\n".join(f"{name:<9} {value}" for name, value in words.items() if value not in (None, ""))
 
 
-def _log(machine: Manager, service: Service) -> str:
-    if machine.name == "systemd":
-        user = "--user " if service.scope == "user" else ""
-        return f"{service.logs / 'agent.log'}, or journalctl {user}-u {machine.service}"
-    return str(service.logs / BOOT_LOG)
-
-
-def _finish(text: str, remarks: list[str], steps: list[Command] | None, *, json: bool, **fields: Any) -> None:
-    """Print the end; `steps`: those of a command that changes something."""
-    if steps is not None:
-        fields = {"changed": bool(steps), "steps": [shlex.join(step) for step in steps]} | fields
+def _finish(text: str, remarks: list[str], json: bool, **fields: Any) -> None:
     if json:
         print(json_text.dumps({"ok": True, **fields, "remarks": remarks}))
-    elif lines := [*([text] if text else []), *(f"note: {remark}" for remark in remarks)]:
-        print("\n".join(lines))
+        return
+    for line in (text, *(f"note: {remark}" for remark in remarks)):
+        if line:
+            print(line)
 
 
 @contextlib.contextmanager

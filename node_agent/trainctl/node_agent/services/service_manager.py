@@ -1,6 +1,7 @@
 """This machine's service manager: where it keeps the agent's file, what it says of the service, and its commands."""
 
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from trainctl.node_agent.services.service_file import LABEL, UNIT, Scope, own_command
+from trainctl.node_agent.services.service_file import LABEL, UNIT, Scope, Service, content, own_command
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError
 from trainctl.protocol.files.durable_files import make_folder, write_file
 
@@ -20,7 +21,6 @@ BOOTED = Path("/run/systemd/system")
 CALL_SECONDS = 3700.0
 """Limit of a command, which may wait until the agent has ended: the longest grace, and more than its margin."""
 _LOOK_SECONDS = 0.25
-_ASKED = "LoadState,ActiveState,SubState,MainPID,UnitFileState"
 Command = tuple[str, ...]
 
 
@@ -51,13 +51,10 @@ class Manager:
 
     def __init__(self, scope: Scope, name: Literal["systemd", "launchd"], root: Path = Path("/")) -> None:
         self.scope, self.name, self._root = scope, name, root
+        self.service = UNIT if name == "systemd" else LABEL
         self._domain = "system" if scope == "system" else f"gui/{os.getuid()}"  # launchd's: a session at the screen
+        self._job = f"{self._domain}/{LABEL}"
         self._systemctl = ("systemctl", "--user") if scope == "user" else ("systemctl",)
-
-    @property
-    def service(self) -> str:
-        """The agent's name there."""
-        return UNIT if self.name == "systemd" else LABEL
 
     @property
     def file(self) -> Path:
@@ -76,45 +73,48 @@ class Manager:
             data = None
         except OSError as error:
             raise NotAuthorisedError(f"{self.file}: {error.strerror}") from None
-        return replace(self._query(), data=data)
+        if self.name == "launchd":
+            job = _run(("launchctl", "print", self._job))
+            disabled = _run(("launchctl", "print-disabled", self._domain)).stdout
+            return replace(launchd_state(None if job.returncode else job.stdout, disabled), data=data)
+        properties = "--property=LoadState,ActiveState,SubState,MainPID,UnitFileState"
+        try:
+            return replace(systemd_state(call((*self._systemctl, "show", UNIT, properties))), data=data)
+        except ManagerError as error:
+            raise NoManagerError(str(error)) from None
 
-    def _query(self) -> State:
-        if self.name == "systemd":
-            try:
-                return systemd_state(call((*self._systemctl, "show", UNIT, f"--property={_ASKED}")))
-            except ManagerError as error:
-                raise NoManagerError(str(error)) from None
-        job = _run(("launchctl", "print", f"{self._domain}/{LABEL}"))
-        disabled = _run(("launchctl", "print-disabled", self._domain)).stdout
-        return launchd_state(None if job.returncode else job.stdout, disabled)
-
-    def install_steps(self, state: State) -> list[Command]:
-        """Return what has the service run as its new file says: commands, and `write FILE` for `perform`."""
+    def install_steps(self, state: State, service: Service) -> list[Command]:
+        """Return what has a service run as its new file says: commands, and those of `perform`."""
+        write = ("write", str(self.file))
         if self.name == "systemd":
             words = ("daemon-reload",), ("enable", UNIT), ("restart", UNIT)
-            return [("write", str(self.file)), *((*self._systemctl, *command) for command in words)]
-        end = [("launchctl", "bootout", f"{self._domain}/{LABEL}")] if state.loaded else []
-        enable = ("launchctl", "enable", f"{self._domain}/{LABEL}")
-        return [("write", str(self.file)), *end, enable, ("launchctl", "bootstrap", self._domain, str(self.file))]
+            # A user's services end at logout otherwise.
+            linger = [("loginctl", "enable-linger", service.user)] if self.scope == "user" else []
+            return [write, *((*self._systemctl, *command) for command in words), *linger]
+        # launchd makes the boot log, but not its folder.
+        create = [] if service.logs.is_dir() else [("create", str(service.logs))]
+        end = [("launchctl", "bootout", self._job)] if state.loaded else []
+        begin = [("launchctl", "enable", self._job), ("launchctl", "bootstrap", self._domain, str(self.file))]
+        return [*create, write, *end, *begin]
 
     def uninstall_steps(self, state: State) -> list[Command]:
-        """Return what ends the agent, not its trainers, and keeps it from starting."""
-        remove = ("remove", str(self.file))
+        """Return what ends the agent, not its trainers, and keeps it from starting; nothing if it isn't there."""
+        remove = [("rm", "-f", str(self.file))] if state.data is not None else []
         if self.name == "launchd":
-            return [*([("launchctl", "bootout", f"{self._domain}/{LABEL}")] if state.loaded else []), remove]
+            return [*([("launchctl", "bootout", self._job)] if state.loaded else []), *remove]
         stop = [(*self._systemctl, "stop", UNIT)] if state.loaded else []
-        disable = [(*self._systemctl, "disable", UNIT)] if state.data is not None else []
-        return [*stop, *disable, remove, (*self._systemctl, "daemon-reload")]
+        disable = [(*self._systemctl, "disable", UNIT)] if remove else []
+        return [*stop, *disable, *remove, *([(*self._systemctl, "daemon-reload")] if stop or remove else [])]
 
-    def perform(self, step: Command, content: bytes = b"") -> None:
-        """Do one of these steps; `content` is for the file. Raises ManagerError."""
+    def perform(self, step: Command, service: Service | None = None) -> None:
+        """Run a command, or create the folder or write the file of `service`. Raises ManagerError."""
         try:
-            match step:
-                case ("write", _):
+            match step, service:
+                case ("create", _), Service():
+                    _create(service.logs, service.user)
+                case ("write", _), Service():
                     make_folder(self.file.parent)
-                    write_file(self.file, content, 0o644)  # both managers want to read it as others
-                case ("remove", _):
-                    self.file.unlink(missing_ok=True)
+                    write_file(self.file, content(service, self.name), 0o644)  # both managers want others to read it
                 case _:
                     call(step)
         except OSError as error:
@@ -130,9 +130,8 @@ class Manager:
     def check_allowed(self) -> None:
         """Raise NotAuthorisedError if this user can't install for the whole machine."""
         if self.scope == "system" and os.geteuid() != 0 and self._root == Path("/"):
-            raise NotAuthorisedError(
-                f"a system service needs root: run sudo {' '.join(own_command())} ..., or use --user"
-            )
+            command = " ".join(own_command())
+            raise NotAuthorisedError(f"a system service needs root: run sudo {command} ..., or use --user")
 
 
 def manager_here() -> Literal["systemd", "launchd"]:
@@ -185,11 +184,11 @@ def call(command: Command) -> str:
 
 def _run(command: Command) -> "subprocess.CompletedProcess[str]":
     runtime = Path(f"/run/user/{os.getuid()}")  # where `systemctl --user` finds its manager
-    defaults = {"XDG_RUNTIME_DIR": str(runtime)} if runtime.is_dir() else {}
+    environment = ({"XDG_RUNTIME_DIR": str(runtime)} if runtime.is_dir() else {}) | os.environ
     try:
         return subprocess.run(
             command,
-            env=defaults | os.environ,
+            env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -201,3 +200,12 @@ def _run(command: Command) -> "subprocess.CompletedProcess[str]":
         raise ManagerError(f"{command[0]} is not on PATH") from None
     except subprocess.TimeoutExpired:
         raise ManagerError(f"{' '.join(command)}: did not finish within {CALL_SECONDS:g} s") from None
+
+
+def _create(folder: Path, user: str) -> None:
+    """Make a folder, and what of its path is missing, for this user alone."""
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        missing.mkdir(mode=0o700)
+        if os.geteuid() == 0:
+            entry = pwd.getpwnam(user)
+            os.chown(missing, entry.pw_uid, entry.pw_gid)
