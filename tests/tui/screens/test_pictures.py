@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.tui.support.driving import until
+from tests.tui.support.driving import dialog_text, hint, until
 from tests.tui.support.logs import logging_source
 from tests.tui.support.pictures import SEVERAL, Pictures, Typed, at_columns, settled, still
 from tests.tui.support.recorded import (
@@ -21,6 +21,7 @@ from tests.tui.support.recorded import (
     comings_and_goings,
     hung,
     leaving,
+    predicted,
     run_view,
     shrunk,
     snapshot,
@@ -103,6 +104,7 @@ async def test_overview_by_theme(pictures: Pictures, theme: str) -> None:
 def seen_by_two(theme: str = "night") -> TrainctlApp:
     source = source_of(4)
     source.viewers = (m.Viewer(by="anna", since_at=0.0), m.Viewer(by="cron", since_at=1.0, read_only=True))
+    source.dry_runs = predicted
     app = app_of(source)
     app.theme = theme
     return app
@@ -250,8 +252,14 @@ async def test_command_line(pictures: Pictures) -> None:
 
 @at_columns(80, 120)
 async def test_prediction_of_the_command_line(pictures: Pictures, columns: int) -> None:
-    keys = ("colon", Typed("rebalance studio=17 mbp=8 forge=39"))
-    await pictures.compare(seen_by_two(), columns, play=attended(*keys))
+    keys, app = ("colon", Typed("rebalance studio=17 mbp=8 forge=39")), seen_by_two()
+
+    async def play(pilot: Pilot[Any]) -> None:
+        await attended(*keys)(pilot)
+        await until(pilot, lambda: "predicted 3.06" in hint(app))
+        await settled(pilot)
+
+    await pictures.compare(app, columns, play=play)
 
 
 PREDICTED = {"resize-batch": "4", "set-global-batch": "128", "drain": "", "promote": ""}
@@ -259,13 +267,17 @@ PREDICTED = {"resize-batch": "4", "set-global-batch": "128", "drain": "", "promo
 
 @pytest.mark.parametrize("verb", PREDICTED)
 async def test_dialog_with_its_prediction(pictures: Pictures, verb: str) -> None:
-    app = app_of(source_of(4))
+    source = source_of(4)
+    source.dry_runs = predicted
+    app = app_of(source)
 
     async def play(pilot: Pilot[Any]) -> None:
         await settled(pilot)
         app.selected = 2
         app.open_dialog(verb)
         await still(*PREDICTED[verb])(pilot)
+        await until(pilot, lambda: "curve" in dialog_text(app))
+        await settled(pilot)
 
     await pictures.compare(app, 80, play=play)
 

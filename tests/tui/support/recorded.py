@@ -613,6 +613,44 @@ def app_of(source: Recorded, clock: FrozenClock = CLOCK, **options: Any) -> Trai
     return TrainctlApp(lambda: source, clock=clock, theme="night", **options)
 
 
+def _forecast(rank: int, node: str, share: tuple[int, int | None], micro: tuple[int, int | None]) -> m.RankForecast:
+    return m.RankForecast(
+        rank=rank, node=node, share_before=share[0], share=share[1], micro_before=micro[0], micro=micro[1]
+    )
+
+
+def predicted(asked: m.DryRunRequest) -> m.DryRun:
+    """The answer of a lead of four nodes, of which mini is lost, to the commands that pictures show."""
+    memory = {"memory_bytes": 20.0e9, "memory_is_bound": True, "memory_cap_bytes": 24.0e9}
+    ranks = {
+        "resize-batch": (msgspec.structs.replace(_forecast(2, "forge", (39, 39), (13, 4)), **memory),),
+        "rebalance": (_forecast(0, "studio", (16, 17), (8, 8)), _forecast(1, "mbp", (9, 8), (5, 5))),
+        "set-global-batch": (
+            _forecast(0, "studio", (16, 32), (8, 8)),
+            _forecast(1, "mbp", (9, 18), (5, 5)),
+            _forecast(2, "forge", (39, 78), (13, 13)),
+        ),
+        "drain": (
+            _forecast(0, "studio", (16, 27), (8, 8)),
+            _forecast(1, "mbp", (9, 37), (5, 5)),
+            _forecast(2, "forge", (39, None), (13, None)),
+        ),
+    }
+    seconds = {"rebalance": (3.06, 3.04), "set-global-batch": (3.06, 6.01), "drain": (3.06, 5.2)}
+    before, after = seconds.get(asked.verb, (None, None))
+    return m.DryRun(
+        rid="r",
+        run=asked.run or "",
+        verb=asked.verb,
+        step=18_241,
+        before="64" if asked.verb == "set-global-batch" else None,
+        after="128, learning rate unchanged" if asked.verb == "set-global-batch" else None,
+        ranks=ranks.get(asked.verb, ()),
+        step_seconds_before=before,
+        step_seconds=after,
+    )
+
+
 def resized(asked: m.DryRunRequest) -> m.DryRun:
     """The answer of a lead whose rank 0 has a share of 24 samples, to `resize-batch`; others change nothing known."""
     micro = asked.args.get("micro", 8)
