@@ -57,7 +57,7 @@ def test_history_is_there_at_once_and_what_was_lost_is_a_gap() -> None:
     window = state.window("loss")
     assert set(window.first.tolist()) == set(range(1, 141)) - set(LOST)
     assert state.lately("busy_seconds", 1).first.tolist() == window.first.tolist()
-    body, _ = p.draw_plot(p.panel("loss", (Trace(window, "", "series0"),), 1, 150), 80, 10)
+    body, _, _ = p.draw_panel(p.Plot("loss", (Trace(window, "", "series0"),), 1, 150), 80, 10)
     columns = ["".join(cells).strip() for cells in zip(*(ln.plain(row) for row in body[:-1]), strict=True)]
     runs = "".join("x" if cells else " " for cells in columns).strip().split("x")
     assert max(map(len, runs)) >= 74 * len(LOST) // 150 - 2, "the lost steps' columns are empty"

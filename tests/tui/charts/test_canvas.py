@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from trainctl.tui.charts.axis import tick_labels, widened
 from trainctl.tui.charts.canvas import Canvas, Curve, Frame, extents
 from trainctl.tui.charts.marks import Mark
-from trainctl.tui.charts.plot import Plot, draw_plot
-from trainctl.tui.charts.plot import panel as panel_of
+from trainctl.tui.charts.plot import Plot, draw_panel
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import page, window_end
 from trainctl.tui.state import series as s
@@ -45,7 +44,7 @@ def dots(canvas: Canvas) -> set[tuple[int, int]]:
 
 
 def text(panel: Plot, columns: int, rows: int) -> list[str]:
-    return [ln.plain(row) for row in draw_plot(panel, columns, rows)[0]]
+    return [ln.plain(row) for row in draw_panel(panel, columns, rows)[0]]
 
 
 def test_a_rising_line_draws_the_diagonal() -> None:
@@ -96,7 +95,7 @@ def test_buckets_wider_than_a_column_are_joined() -> None:
 
 def of_changes(*marks: Mark | Change, title: str = "loss") -> Plot:
     made = window({step: 1.0 + step for step in range(1, 101)})
-    return panel_of(title, (Trace(made, "", "series0"),), 1, 100, marks)
+    return Plot(title, (Trace(made, "", "series0"),), 1, 100, marks=marks)
 
 
 @given(st.lists(st.integers(-5, 120), max_size=12), st.lists(st.integers(-5, 120), max_size=9), st.integers(12, 80))
@@ -104,8 +103,8 @@ def of_changes(*marks: Mark | Change, title: str = "loss") -> Plot:
 def test_no_two_labels_of_the_rule_meet(changed: list[int], commands: list[int], columns: int) -> None:
     marks = [Mark(step, str(index % 9 + 1)) for index, step in enumerate(sorted(commands))]
     panel = of_changes(*marks, *(Change(step, f"g1.{index + 2}") for index, step in enumerate(sorted(changed))))
-    labels = [(at, len(text)) for at, text, role in draw_plot(panel, columns, 8)[1] if role == "label"]
-    numbers = [at for at, _, role in draw_plot(panel, columns, 8)[1] if role == "mark"]
+    labels = [(at, len(text)) for at, text, role in draw_panel(panel, columns, 8)[1] if role == "label"]
+    numbers = [at for at, _, role in draw_panel(panel, columns, 8)[1] if role == "mark"]
     ends = sorted(labels)
     assert all(at + size < after for (at, size), (after, _) in itertools.pairwise(ends))
     assert not any(at - 1 <= number <= at + size for at, size in labels for number in numbers)
@@ -135,13 +134,13 @@ def test_ticks_are_inside_and_distinct(low: float, size: float, rows: int) -> No
 
 def test_a_first_step_of_twenty_seconds_leaves_the_others_their_room_and_says_its_number() -> None:
     values = window({1: 20.25, **{step: 1.0 + 0.2 * math.sin(step) for step in range(2, 100)}})
-    clipped = text(panel_of("step", (Trace(values, "studio", "series0"),), 1, 120, most_times=4.0), 60, 10)
+    clipped = text(Plot("step", (Trace(values, "studio", "series0"),), 1, 120, most_times=4.0), 60, 10)
     assert "20.2" in clipped[0]
     assert any(ord(char) > 0x2800 for char in clipped[0]), "it reaches the top"
     drawn = [row for row in clipped[:-1] if any(ord(char) > 0x2800 for char in row[12:])]
     assert len(drawn) >= 3, "what varies has more than one line of dots"
-    flat = text(panel_of("step", (Trace(values, "studio", "series0"),), 1, 120), 60, 10)
+    flat = text(Plot("step", (Trace(values, "studio", "series0"),), 1, 120), 60, 10)
     assert "20.2" not in flat[0]
     calm = window(dict.fromkeys(range(1, 100), 1.0))
-    panel = panel_of("step", (Trace(calm, "studio", "series0"),), 1, 120)
+    panel = Plot("step", (Trace(calm, "studio", "series0"),), 1, 120)
     assert text(dataclasses.replace(panel, most_times=4.0), 60, 10) == text(panel, 60, 10)

@@ -134,7 +134,7 @@ def test_any_size_is_filled_exactly(
         Trace(made, "other", "series1", points=True, letter=letters[1].strip()),
     )
     plot = Plot("loss", traces, 1, 32, scale=Scale(log), marks=(Mark(3, "1"),), crosshair=crosshair)
-    drawn, _ = draw_plot(plot, columns, rows)
+    drawn, _, _ = draw_plot(plot, columns, rows)
     assert len(drawn) == rows
     assert all(ln.width(row) == columns for row in drawn)
     texts = [ln.plain(row) for row in drawn]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trainctl.tui.charts import readout
 from trainctl.tui.charts.axis import Axis, Kind
-from trainctl.tui.charts.plot import Margins, Plot, draw_plot, plot_margins, prepare
+from trainctl.tui.charts.plot import Block, Margins, Plot, draw_panel, draw_plot, plot_margins, prepare
 from trainctl.tui.charts.viewport import ChartView, Extent
 from trainctl.tui.text.styled_line import Line, Piece, fit, groups, rule
 
@@ -68,7 +68,7 @@ def draw(
     lines: list[Line] = []
     places = []
     for (index, plot), height, item in zip(shown, heights, made, strict=True):
-        body, labels = draw_plot(plot, columns, height - 1, item, margins)
+        body, labels, _ = draw_plot(plot, columns, height - 1, item, margins)
         inner = columns - margins.left - margins.right
         places.append(Place(index, len(lines), len(lines) + height, margins.left, inner))
         hidden = f" {index + 1}/{len(view.charts)} " if len(shown) < len(view.charts) else ""
@@ -130,16 +130,12 @@ def keys_line(view: ChartView, columns: int) -> Line:
     return groups(parts, columns, gap=" ")
 
 
-Block = tuple[list[Line], list[tuple[int, str, str]], int]
-"""Rows, the labels that its part of the rule carries, and its cells."""
-
-
 def side_by_side(panels: Sequence[Plot], columns: int, room: int) -> list[Line]:
     """Return the plots in exactly `room` lines of `columns` cells, each as wide as the others."""
     if room < 2 or not panels:
         return [fit((), columns)] * max(room, 0)
     sizes = widths(columns, len(panels))
-    blocks = [(*draw_plot(item, size, room - 1), size) for item, size in zip(panels, sizes, strict=True)]
+    blocks = [draw_panel(item, size, room - 1) for item, size in zip(panels, sizes, strict=True)]
     return beside(blocks, columns, room - 1)
 
 

@@ -2,19 +2,20 @@
 
 import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from trainctl.tui.charts.axis import Axis, Scale, text, ticks
-from trainctl.tui.charts.canvas import Canvas, Curve, Frame
-from trainctl.tui.charts.marks import Mark, draw_marks, mark_columns, name_changes, overrun, text_columns
+from trainctl.tui.charts.canvas import Canvas, Curve, Floats, Frame
+from trainctl.tui.charts.marks import Mark, Placed, draw_marks, mark_columns, name_changes, overrun, text_columns
 from trainctl.tui.charts.traces import Shape, Trace, shape
 from trainctl.tui.state.run_events import Change
 from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells
 
 LEAST_COLUMNS = 24
+_LEAST_PANEL_COLUMNS = 12
 _LETTER_CELLS = 12
 
 
@@ -22,8 +23,7 @@ _LETTER_CELLS = 12
 class Plot:
     """A chart: traces over the steps `first` to `last` of `axis`.
 
-    `crosshair` is a step. Values above `most_times` their median run out at the top, the highest with its number. A
-    `small` one stands among other things: its x axis says the first, the middle and the last step.
+    `crosshair` is a step. Values above `most_times` their median run out at the top, the highest with its number.
     """
 
     title: str
@@ -38,40 +38,14 @@ class Plot:
     focused: bool = False
     with_axis: bool = True  # a row for x, which the lowest of several above each other has for all
     zone: datetime.tzinfo | None = None
-    empty_text: str = "no values in view"
+    empty_text: str = "no step yet"
     least_span: float = 0.02
     most_times: float = math.inf
-    small: bool = False
 
     @property
     def edges(self) -> tuple[float, float]:
         """Return x at the left and at the right edge."""
         return float(self.axis.to_x(self.first)), float(self.axis.to_x(self.last + 1))
-
-
-def panel(
-    title: str,
-    traces: tuple[Trace, ...],
-    first: int,
-    last: int,
-    marks: tuple[Mark | Change, ...] = (),
-    *,
-    empty_text: str = "no step yet",
-    least_span: float = 0.02,
-    most_times: float = math.inf,
-) -> Plot:
-    """Return a small chart over the steps `first` to `last`."""
-    return Plot(
-        title,
-        traces,
-        first,
-        last,
-        marks=marks,
-        empty_text=empty_text,
-        least_span=least_span,
-        most_times=most_times,
-        small=True,
-    )
 
 
 @dataclass(frozen=True)
@@ -84,33 +58,39 @@ class Margins:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A plot's shapes, the heights at its bottom and top (None: nothing to draw), and its y labels by height."""
+    """A plot's shapes, the heights at its bottom and top (None: nothing to draw), its y labels by height, and its rows
+    of dots."""
 
     shapes: tuple[Shape, ...]
     span: tuple[float, float] | None
     labels: dict[float, str]
+    rows: int
+
+    @property
+    def highs(self) -> list[tuple[Floats, Floats]]:
+        """Return each line's x and highest values."""
+        return [(item.x, item.high) for item in self.shapes]
 
 
 def prepare(plot: Plot, rows: int) -> Prepared:
-    """Return what a drawing in `rows` rows, title not counted, begins with."""
+    """Return what a drawing in `rows` rows, title not counted, begins with. Low charts go without the x axis' row."""
+    return _prepared(plot, rows - 1 if plot.with_axis and rows >= 5 else rows, clip=True)
+
+
+def _prepared(plot: Plot, rows: int, *, clip: bool) -> Prepared:
     x0, x1 = plot.edges
-    shapes = tuple(shape(trace, x0, x1, plot.scale, plot.half_life_steps, clip=not plot.small) for trace in plot.traces)
+    shapes = tuple(shape(trace, x0, x1, plot.scale, plot.half_life_steps, clip=clip) for trace in plot.traces)
     span = _span(plot, shapes) if plot.axis.known and x1 > x0 else None
-    labels = plot.scale.ticks(*span, plot_rows(plot, rows)) if span is not None else {}
-    return Prepared(shapes, span, labels)
+    return Prepared(shapes, span, plot.scale.ticks(*span, rows) if span is not None else {}, rows)
 
 
-def plot_rows(plot: Plot, rows: int) -> int:
-    """Return rows of dots: all but that of the x axis, which low charts go without."""
-    return rows - 1 if plot.with_axis and rows >= (6 if plot.small else 5) else rows
-
-
-def plot_margins(plot: Plot, made: Prepared, columns: int) -> Margins:
-    """Return the cells it needs beside its dots; charts above each other take the widest of each."""
+def plot_margins(plot: Plot, made: Prepared, columns: int, least_columns: int = LEAST_COLUMNS) -> Margins:
+    """Return the cells it needs beside its dots; charts above each other take the widest of each. Names that leave less
+    than `least_columns` for the dots aren't shown."""
     left = max((len(words) for words in made.labels.values()), default=4) + 1
     names = [len(_name(trace, plot)) for trace in plot.traces]
     right = max((size + 1 for size in names if size), default=0)
-    return Margins(left, right if columns - left - right >= (12 if plot.small else LEAST_COLUMNS) else 0)
+    return Margins(left, right if columns - left - right >= least_columns else 0)
 
 
 def _span(plot: Plot, shapes: Sequence[Shape]) -> tuple[float, float] | None:
@@ -124,70 +104,103 @@ def _span(plot: Plot, shapes: Sequence[Shape]) -> tuple[float, float] | None:
     return plot.scale.range_of(float(values.min()), float(values.max()), plot.least_span)
 
 
-def draw_plot(
-    plot: Plot, columns: int, rows: int, made: Prepared | None = None, room: Margins | None = None
-) -> tuple[list[Line], list[tuple[int, str, str]]]:
-    """Return the chart's rows, and the labels its title rule carries: (cell, text, role)."""
+Block = tuple[list[Line], list[tuple[int, str, str]], int]
+"""A chart's rows, the labels that its title rule carries (cell, text, role), and its cells across."""
+
+
+def draw_plot(plot: Plot, columns: int, rows: int, made: Prepared | None = None, room: Margins | None = None) -> Block:
+    """Return a chart with the x axis' values and the crosshair's, and smoothed lines over the raw ones."""
     made = made or prepare(plot, rows)
     room = room or plot_margins(plot, made, columns)
-    role = "accent" if plot.focused else "title"
-    lead = "▸" if plot.focused else "─"
-    title = [(0, f"{lead} {plot.title} ", role)]
+    title = [_title(plot)]
+    canvas = _canvas(plot, made, room, columns)
+    if canvas is None:
+        return _without_values(plot, columns, rows), title, columns
+    curves = _curves(plot, made.shapes)
+    canvas.stroke(*(band for band, _ in curves))
+    for _, middle in curves:
+        if middle is not None:
+            canvas.stroke(middle, alone=True)
+    _points(canvas, plot, made.shapes, [item.mean for item in made.shapes])
+    numbers, changes = _overlays(canvas, plot, made, titled=len(title[0][1]) - room.left)
+    names = name_changes(canvas, changes, len(title[0][1]) - room.left, text_columns(numbers))
+    overrun(canvas, made.highs)
+    lines = _assemble(canvas, plot, made, room, [_middle(item) for item in made.shapes])
+    if made.rows < rows:
+        lines.append(_axis_line(plot, canvas.frame, room, columns))
+    return lines, title + _rule_labels(room, names, numbers), columns
+
+
+def draw_panel(plot: Plot, columns: int, rows: int) -> Block:
+    """Return a small chart among other things: its x axis says the first, the middle and the last step, and points and
+    names stand at each line's last value."""
+    made = _prepared(plot, rows - 1 if rows >= 6 else rows, clip=False)
+    room = plot_margins(plot, made, columns, _LEAST_PANEL_COLUMNS)
+    title = [_title(plot)]
+    canvas = _canvas(plot, made, room, columns)
+    if canvas is None:
+        return _without_values(plot, columns, rows), title, columns
+    canvas.stroke(*(curve for pair in _curves(plot, made.shapes) for curve in pair if curve is not None))
+    last = [item.last for item in made.shapes]
+    _points(canvas, plot, made.shapes, last)
+    numbers, changes = _overlays(canvas, plot, made, titled=len(title[0][1]) - room.left)
+    overrun(canvas, made.highs, mark_columns(plot.marks, canvas.frame))
+    names = name_changes(canvas, changes, len(title[0][1]) - room.left, text_columns(numbers))
+    lines = _assemble(canvas, plot, made, room, last)
+    if made.rows < rows:
+        lines.append(_steps_line(canvas.frame, room, columns))
+    return lines, title + _rule_labels(room, names, numbers), columns
+
+
+def _title(plot: Plot) -> tuple[int, str, str]:
+    return (0, f"▸ {plot.title} ", "accent") if plot.focused else (0, f"─ {plot.title} ", "title")
+
+
+def _canvas(plot: Plot, made: Prepared, room: Margins, columns: int) -> Canvas | None:
+    """Return an empty canvas; None without room for it, or without a value."""
     inner = columns - room.left - room.right
-    if rows < 1 or inner < 4 or made.span is None:
-        words = Piece(f"  {plot.empty_text}", "dim")
-        return [fit((words,) if row == rows // 2 else (), columns) for row in range(max(rows, 0))], title
-    x0, x1 = plot.edges
-    frame = Frame(x0, x1, *made.span, inner, plot_rows(plot, rows))
-    canvas = Canvas(frame)
-    _strokes(canvas, plot, made.shapes)
-    _points(canvas, plot, made.shapes)
-    if _lettered(plot):
-        _letters(canvas, plot, made.shapes)
-    if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1:
-        canvas.under(frame.column_of(float(plot.axis.to_x(plot.crosshair))), "│", "strong")
-    titled = len(title[0][1]) - room.left
-    numbers, changes = draw_marks(canvas, plot.marks, titled, lambda step: float(plot.axis.to_x(step)))
-    highs = [(item.x, item.high) for item in made.shapes]
-    if plot.small:
-        overrun(canvas, highs, mark_columns(plot.marks, frame))
-    names = name_changes(canvas, changes, titled, text_columns(numbers))
-    if not plot.small:
-        overrun(canvas, highs)
-    lines = _assemble(canvas, plot, made, room)
-    if plot_rows(plot, rows) < rows:
-        lines.append(_steps_line(frame, room, columns) if plot.small else _axis_line(plot, frame, room, columns))
-    title += [(room.left + column, words, "label") for column, words in names]
-    return lines, title + [(room.left + column, words, "mark") for column, words in numbers]
+    if made.rows < 1 or inner < 4 or made.span is None:
+        return None
+    return Canvas(Frame(*plot.edges, *made.span, inner, made.rows))
 
 
-def _strokes(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
-    """Draw raw lines first, as bands of their extremes, then what runs through them: the means of a line that is by
-    itself or has a band, or the smoothed lines."""
+def _without_values(plot: Plot, columns: int, rows: int) -> list[Line]:
+    words = Piece(f"  {plot.empty_text}", "dim")
+    return [fit((words,) if row == rows // 2 else (), columns) for row in range(max(rows, 0))]
+
+
+def _rule_labels(room: Margins, names: Placed, numbers: Placed) -> list[tuple[int, str, str]]:
+    placed = [(column, words, "label") for column, words in names] + [
+        (column, text, "mark") for column, text in numbers
+    ]
+    return [(room.left + column, words, role) for column, words, role in placed]
+
+
+def _curves(plot: Plot, shapes: Sequence[Shape]) -> list[tuple[Curve, Curve | None]]:
+    """Return each raw line as the band of its extremes, with what runs through it: the means of a line that is by
+    itself or has a band, or the smoothed line."""
     single = sum(not trace.points for trace in plot.traces) == 1
-    behind: list[Curve] = []
-    over: list[Curve] = []
+    curves: list[tuple[Curve, Curve | None]] = []
     for trace, item in zip(plot.traces, shapes, strict=True):
         if trace.points:
             continue
         smooth = len(item.smoothed) > 0
         split = smooth or ((single or trace.band != "") and bool(np.any(item.high > item.low)))
         role = (trace.band or ("band" if single else "dim")) if split else trace.role
-        behind.append(Curve(item.x, item.low, item.high, 0.0, role, item.joins))
-        middle = item.smoothed if smooth else item.mean
-        if split:
-            (behind if plot.small else over).append(Curve(item.x, middle, middle, 0.0, trace.role, item.joins))
-    canvas.stroke(*behind)
-    for curve in over:
-        canvas.stroke(curve, alone=True)
+        middle = Curve(item.x, _middle(item), _middle(item), 0.0, trace.role, item.joins) if split else None
+        curves.append((Curve(item.x, item.low, item.high, 0.0, role, item.joins), middle))
+    return curves
 
 
-def _points(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
+def _middle(item: Shape) -> Floats:
+    return item.smoothed if len(item.smoothed) else item.mean
+
+
+def _points(canvas: Canvas, plot: Plot, shapes: Sequence[Shape], heights: Sequence[Floats]) -> None:
     """Draw single values; what isn't finite at the top, and at the bottom what a logarithm has no place for."""
     frame = canvas.frame
-    for trace, item in zip(plot.traces, shapes, strict=True):
+    for trace, item, values in zip(plot.traces, shapes, heights, strict=True):
         if trace.points:
-            values = item.last if plot.small else item.mean
             for x, height in zip(item.x.tolist(), values.tolist(), strict=True):
                 if math.isfinite(height):
                     canvas.put(frame.column_of(x), frame.row_of(height), "◆", trace.role)
@@ -197,12 +210,20 @@ def _points(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
             canvas.put(frame.column_of(x), 0, "✕", "bad")
 
 
+def _overlays(canvas: Canvas, plot: Plot, made: Prepared, titled: int) -> tuple[Placed, Mapping[int, str]]:
+    """Draw letters, crosshair and marks over the lines. Return the marks' numbers, and the generations by column."""
+    if _lettered(plot):
+        _letters(canvas, plot, made.shapes)
+    if plot.crosshair is not None and plot.first <= plot.crosshair < plot.last + 1:
+        canvas.under(canvas.frame.column_of(float(plot.axis.to_x(plot.crosshair))), "│", "strong")
+    return draw_marks(canvas, plot.marks, titled, lambda step: float(plot.axis.to_x(step)))
+
+
 def _letters(canvas: Canvas, plot: Plot, shapes: Sequence[Shape]) -> None:
     frame = canvas.frame
     for index, (trace, item) in enumerate(zip(plot.traces, shapes, strict=True)):
         due = 2 + index * _LETTER_CELLS // len(plot.traces)
-        heights = item.smoothed if len(item.smoothed) else item.mean
-        for x, height in zip(item.x.tolist(), heights.tolist(), strict=True):
+        for x, height in zip(item.x.tolist(), _middle(item).tolist(), strict=True):
             column = frame.column_of(x)
             if trace.letter and not trace.points and due <= column < frame.columns and math.isfinite(height):
                 canvas.put(column, frame.row_of(height), trace.letter, trace.role)
@@ -217,15 +238,14 @@ def _name(trace: Trace, plot: Plot) -> str:
     return f"{trace.letter} {trace.label}" if trace.letter and trace.label and _lettered(plot) else trace.label
 
 
-def _ends(plot: Plot, made: Prepared, frame: Frame) -> dict[int, tuple[str, str]]:
+def _ends(plot: Plot, heights: Sequence[Floats], frame: Frame) -> dict[int, tuple[str, str]]:
     """Return each line's name and role by the row of its last value in view, or the nearest free one; what finds none
     is left out."""
     wanted = []
-    for trace, item in zip(plot.traces, made.shapes, strict=True):
-        heights = item.last if plot.small else item.smoothed if len(item.smoothed) else item.mean
-        found = np.flatnonzero(np.isfinite(heights))
-        if trace.label and len(found):
-            wanted.append((float(heights[found[-1]]), _name(trace, plot), trace.role))
+    for trace, values in zip(plot.traces, heights, strict=True):
+        finite = np.flatnonzero(np.isfinite(values))
+        if trace.label and len(finite):
+            wanted.append((float(values[finite[-1]]), _name(trace, plot), trace.role))
     placed: dict[int, tuple[str, str]] = {}
     for height, name, role in sorted(wanted, key=lambda item: -item[0]):
         home = frame.row_of(height)
@@ -235,10 +255,10 @@ def _ends(plot: Plot, made: Prepared, frame: Frame) -> dict[int, tuple[str, str]
     return placed
 
 
-def _assemble(canvas: Canvas, plot: Plot, made: Prepared, room: Margins) -> list[Line]:
+def _assemble(canvas: Canvas, plot: Plot, made: Prepared, room: Margins, heights: Sequence[Floats]) -> list[Line]:
     frame = canvas.frame
     labels = {frame.row_of(height): words for height, words in made.labels.items()}
-    ends = _ends(plot, made, frame) if room.right else {}
+    ends = _ends(plot, heights, frame) if room.right else {}
     lines = []
     for row, drawn in enumerate(canvas.lines()):
         name, role = ends.get(row, ("", "text"))

@@ -132,6 +132,7 @@ def plots_of(view: ChartView, sources: Sources, place: Extent, wanted: Collectio
                 view.crosshair,
                 index == view.focus and len(view.charts) > 1,
                 zone=sources.zone,
+                empty_text="no values in view",
                 with_axis=index == max(wanted),
                 least_span=max((style.least_span for style in styles), default=0.02),
                 most_times=max((style.most_times for style in styles), default=float("inf")),

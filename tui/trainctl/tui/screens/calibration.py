@@ -9,8 +9,8 @@ from textual.binding import Binding, BindingType
 from trainctl.protocol.calibration.peak import is_comparable, peak, slower
 from trainctl.protocol.calibration.profile import DeviceProfile, Pass
 from trainctl.protocol.errors import TrainctlError
-from trainctl.tui.charts.layout import Block, beside, widths
-from trainctl.tui.charts.plot import Plot, draw_plot
+from trainctl.tui.charts.layout import beside, widths
+from trainctl.tui.charts.plot import Block, Plot, draw_panel
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.screens import calibration_lines
 from trainctl.tui.screens.calibration_lines import number
@@ -93,16 +93,14 @@ def no_profile(node: str, columns: int, rows: int) -> list[Line]:
 
 
 def _charts(profiles: Sequence[DeviceProfile], columns: int, rows: int, role: str) -> list[Block]:
-    blocks = []
     kinds: tuple[tuple[str, Callable[[Pass], float | None]], ...] = (
         ("samples/s by micro-batch", lambda one: one.rate),
         ("peak memory by micro-batch, GB", lambda one: None if one.peak_bytes is None else one.peak_bytes / 1e9),
     )
-    for (title, value), width in zip(kinds, widths(columns, 2), strict=True):
-        item = _plot(title, profiles, value, role)
-        body, labels = draw_plot(item, width, rows)
-        blocks.append((body, labels, width))
-    return blocks
+    return [
+        draw_panel(_plot(title, profiles, value, role), width, rows)
+        for (title, value), width in zip(kinds, widths(columns, 2), strict=True)
+    ]
 
 
 def _plot(title: str, profiles: Sequence[DeviceProfile], value: Callable[[Pass], float | None], role: str) -> Plot:
@@ -115,7 +113,6 @@ def _plot(title: str, profiles: Sequence[DeviceProfile], value: Callable[[Pass],
         tuple(traces),
         1,
         max(last, 2),
-        small=True,
         least_span=0.2,
         empty_text="n/a",
         crosshair=peak(shown[0].passes).micro,

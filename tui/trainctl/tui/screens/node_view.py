@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainctl.tui.charts.layout import Block, beside, widths
+from trainctl.tui.charts.layout import beside, widths
 from trainctl.tui.charts.marks import of_run
-from trainctl.tui.charts.plot import Plot, draw_plot, panel
+from trainctl.tui.charts.plot import Block, Plot, draw_panel
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import page
 from trainctl.tui.screens import node_facts
@@ -77,12 +77,7 @@ def _charts(
     panels = [busy_panel(state, row), rate_panel(state, row), memory_panel(state, row, found)]
     count = 3 if columns >= _THREE_CHARTS else 2 if columns >= _TWO_CHARTS else 1
     sizes = widths(columns, count)
-    return [_drawn(item, size, rows) for item, size in zip(panels, sizes, strict=False)]
-
-
-def _drawn(item: Plot, columns: int, rows: int) -> Block:
-    body, labels = draw_plot(item, columns, rows)
-    return body, labels, columns
+    return [draw_panel(item, size, rows) for item, size in zip(panels, sizes, strict=False)]
 
 
 def _phases(
@@ -104,7 +99,7 @@ def _phases(
     if room < _LEAST_CHART_CELLS and len(sizes) > 1:
         room = 0
     elif with_chart:
-        first = [_drawn(busy_panel(state, row), room, rows)]
+        first = [draw_panel(busy_panel(state, row), room, rows)]
     elif room >= 20:
         shown = phase_columns(found, newest, room, rows)
         first = [(shown, [(0, f"{dash} phases by step, seconds ", "title")], room)]
@@ -136,13 +131,13 @@ def busy_panel(state: ViewState, row: Row) -> Plot:
             letter="b" if state.lettered else "",
         ),
     )
-    return panel("busy and step seconds", tracks, *_span(state), of_run(state), least_span=0.2, most_times=4.0)
+    return Plot("busy and step seconds", tracks, *_span(state), marks=of_run(state), least_span=0.2, most_times=4.0)
 
 
 def rate_panel(state: ViewState, row: Row) -> Plot:
     """Return the rank's rate alone."""
     track = Trace(state.lately("own_tokens_per_second", row.view.rank), "", rank_role(row.place))
-    return panel("own tok/s", (track,), *_span(state), of_run(state), least_span=0.2)
+    return Plot("own tok/s", (track,), *_span(state), marks=of_run(state), least_span=0.2)
 
 
 def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPhases]) -> Plot:
@@ -153,7 +148,9 @@ def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPha
     ones, none = np.ones(len(known)), np.zeros(len(known), np.int64)
     window = series.Window(1, steps, values, values, values, ones, values, none)
     track = Trace(window, "", rank_role(row.place))
-    return panel("trainer's peak memory, GB", (track,), *_span(state), of_run(state), empty_text="n/a", least_span=0.2)
+    return Plot(
+        "trainer's peak memory, GB", (track,), *_span(state), marks=of_run(state), empty_text="n/a", least_span=0.2
+    )
 
 
 def phase_table(found: Sequence[StepPhases], columns: int, rows: int) -> list[Line]:

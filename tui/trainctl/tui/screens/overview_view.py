@@ -8,7 +8,7 @@ from dataclasses import replace
 from trainctl.protocol.messages import WRITING, RankView
 from trainctl.tui.charts.layout import side_by_side
 from trainctl.tui.charts.marks import of_run
-from trainctl.tui.charts.plot import Plot, panel
+from trainctl.tui.charts.plot import Plot
 from trainctl.tui.charts.traces import Trace
 from trainctl.tui.charts.viewport import window_end
 from trainctl.tui.screens import events_table, fleet_table, header
@@ -146,7 +146,7 @@ def loss_panel(state: ViewState) -> Plot:
     tracks = [Trace(state.window("loss"), "", run_role(0), band="band")]
     if len(evaluations):
         tracks.append(Trace(evaluations, "eval", run_role(1), points=True))
-    return panel("loss", tuple(tracks), *_range(state), of_run(state))
+    return Plot("loss", tuple(tracks), *_range(state), marks=of_run(state))
 
 
 def busy_panel(state: ViewState, selected: int | None = None) -> Plot:
@@ -176,7 +176,7 @@ def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, mo
         slow = rank_rows.named_straggler(state)
         lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
-    return panel(title, (*together, *tracks), *_range(state), of_run(state), least_span=0.2, most_times=most_times)
+    return Plot(title, (*together, *tracks), *_range(state), marks=of_run(state), least_span=0.2, most_times=most_times)
 
 
 def _track(state: ViewState, metric: str, views: Sequence[RankView], index: int) -> Trace:
