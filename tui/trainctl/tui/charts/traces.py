@@ -12,7 +12,7 @@ Floats = NDArray[np.float64]
 _PAUSE_SPANS = 6.0
 """Neighbouring buckets further apart on the axis than this many of the usual are not joined: nothing ran between."""
 _SPARSE_SPANS = 6.0
-"""The same of the steps between values that not every step has: one missed more than that."""
+"""Spans between two values beyond which a line breaks, where not every step has a value."""
 
 
 @dataclass(frozen=True)

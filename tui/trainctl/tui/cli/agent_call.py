@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
 
 LOOKS, AGAIN_SECONDS = 5, 0.05
-"""How often, and how soon again, one looks for a step that all ranks have reported."""
+"""Looks for a step that all ranks have reported, and seconds between them."""
 ANSWER_SECONDS = 5.0
-"""How long the first answer to anything may take."""
+"""Seconds that the first answer to anything may take."""
 T = TypeVar("T")
 
 

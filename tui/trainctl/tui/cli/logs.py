@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = subcommands()
 POLL_SECONDS = 0.5
-"""How often a followed log is asked for more; the protocol publishes no logs."""
+"""Seconds between two questions for more of a followed log; the protocol publishes no logs."""
 LOG_CHUNK_BYTES = 262144
 MOST_LINES = 100_000
 """Kept of whole logs; what is older is left out, and that is said."""

@@ -255,7 +255,7 @@ def _perplexity(address: str, reply: CommandReply) -> str:
 
 
 PROFILE_POLL_SECONDS = 0.5
-"""How often the record is asked for the profile."""
+"""Seconds between two questions for the profile."""
 
 
 @app.command()

@@ -65,7 +65,7 @@ class Restarted:
 
 
 class RunCursor:
-    """How far a follower has come in one run: what is at or before it is not shown again."""
+    """A follower's progress in one run: what is at or before it is not shown again."""
 
     def __init__(self, run: str) -> None:
         self.run = run

@@ -1,4 +1,4 @@
-"""How two runs differ: recipe, data, versions, plans, and the first step where their losses part; as values, as lines
+"""Differences of two runs: recipe, data, versions, plans, and the first step where their losses part; as values, as lines
 for a person, and as an object for a script. Pure.
 """
 

@@ -24,7 +24,7 @@ from trainctl.tui.setup.ssh import Ssh
 
 ROOMS = ("protocol", "trainer", "node_agent", "tui")
 _STAMP = (1980, 1, 1, 0, 0, 0)
-"""The same files give the same bytes."""
+"""Time of every file in the wheel, so that equal files make equal bytes."""
 _LEFT_OUT = ("__pycache__", ".pyc")
 _WHEEL = "Wheel-Version: 1.0\nGenerator: trainctl\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -163,7 +163,7 @@ def _plain(address: str) -> str:
 
 @dataclass(frozen=True)
 class Install:
-    """How the program is installed there."""
+    """The way in which the program is installed there."""
 
     python: str | None = None  # None: the first that is new enough
     extras: tuple[str, ...] | None = None  # None: mlx on macOS, torch elsewhere

@@ -142,23 +142,28 @@ def _unescaped(name: str) -> str:
 def _run(command: Sequence[str], errors: IO[bytes], read: Callable[[str], None]) -> int:
     """Return the exit status. Interrupted, rsync ends first, and keeps what has arrived."""
     environment = {**os.environ, "LC_ALL": "C"}
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment
-    ) as process:
+    with (
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment
+        ) as process,
+        contextlib.ExitStack() as interrupted,
+    ):
         assert process.stdout is not None
-        try:
-            rest = ""
-            while chunk := os.read(process.stdout.fileno(), 65536):
-                *lines, rest = re.split(r"[\r\n]", rest + os.fsdecode(chunk))  # progress ends with a carriage return
-                for line in lines:
-                    read(line)
-        except BaseException:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_INTERRUPTED_SECONDS)
-            process.kill()
-            raise
+        interrupted.callback(_end, process)
+        rest = ""
+        while chunk := os.read(process.stdout.fileno(), 65536):
+            *lines, rest = re.split(r"[\r\n]", rest + os.fsdecode(chunk))  # progress ends with a carriage return
+            for line in lines:
+                read(line)
+        interrupted.pop_all()
     return process.returncode
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_INTERRUPTED_SECONDS)
+    process.kill()
 
 
 def _said(problem: str) -> str:
