@@ -13,7 +13,7 @@ from trainctl.protocol.client.client import Connection
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.charts import plot as p
 from trainctl.tui.charts.traces import Trace
-from trainctl.tui.screens import node_view
+from trainctl.tui.screens import node
 from trainctl.tui.state import rank_rows, reducer, step_phases
 from trainctl.tui.state import view_state as md
 from trainctl.tui.text import styled_line as ln
@@ -69,7 +69,7 @@ def test_messages_lost_under_way_leave_their_steps_out() -> None:
     state = played(*missed)
     assert state.lately("loss").first.tolist()[-2:] == [118, 125]
     assert [lap.step for lap in step_phases.laps(state, step_phases.RecordedPhases(), 0)][-2:] == [118, 125]
-    drawn = node_view.phase_columns(step_phases.laps(state, step_phases.RecordedPhases(), 0), 125, 60, 8)
+    drawn = node.phase_columns(step_phases.laps(state, step_phases.RecordedPhases(), 0), 125, 60, 8)
     letters = ln.plain(drawn[-2])[7:]
     place = letters.rstrip().rindex(" ")
     assert letters[place - 5 : place + 1] == " " * 6, "six steps that aren't known"

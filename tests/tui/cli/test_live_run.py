@@ -212,9 +212,9 @@ def test_a_command_is_applied_at_a_step_it_names_and_once_by_its_id(training: Tr
     for micro in (1, 4):
         done = call("send", "resize-batch", f"micro={micro}", "--node", NODE, *training.at)
         assert done.returncode == 0, done.stderr
-        assert f" -> {micro}" in done.stderr, "what will follow"
+        assert f" → {micro}" in done.stderr, "what will follow"
         assert ("policy micro-batch will only advise" in done.stderr) == (micro == 1), "from the first command on"
-        assert re.fullmatch(rf"resize-batch applied at step [\d,]+: {NODE} \d -> {micro}\n", done.stdout)
+        assert re.fullmatch(rf"resize-batch applied at step [\d,]+: {NODE} \d → {micro}\n", done.stdout)
     found = call_json("send", "resize-batch", "micro=2", *training.at)
     assert (found["state"], found["before"], found["after"]) == ("applied", "4", "2")
     same = str(uuid.uuid4())
@@ -247,7 +247,7 @@ def test_undo_sends_what_undoes_the_newest_change(training: Trained) -> None:
         assert call("send", "set-lr", value, "schedule=set", *training.at).returncode == 0
     done = call("send", "undo", *training.at)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("set-lr applied at step ") and "-> 3e-4 constant" in done.stdout
+    assert done.stdout.startswith("set-lr applied at step ") and "→ 3e-4 constant" in done.stdout
     assert done.stderr.startswith("undoes "), done.stderr
     undone = next(event for event in reversed(call_json("events", *training.at)["events"]) if event["verb"] == "set-lr")
     assert undone["undoes"]

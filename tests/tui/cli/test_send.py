@@ -42,7 +42,7 @@ NOT_AUTHORISED = m.Refusal(rid="", code="not-authorised", text="a viewer sends n
 OTHER_VERSION = m.Refusal(rid="", code="version", text="protocol version 1 is not supported; this program uses 2")
 
 ENDS: list[tuple[str, tuple[Any, ...], int, str, str | None, str]] = [
-    ("applied", (ACCEPTED, APPLIED), 0, "", "applied", "resize-batch applied at step 121: studio=8 -> studio=4"),
+    ("applied", (ACCEPTED, APPLIED), 0, "", "applied", "resize-batch applied at step 121: studio=8 → studio=4"),
     ("applied", (REJECTED,), 3, "rejected", "rejected", "resize-batch rejected: micro: 9 is over studio's share"),
     ("applied", (ACCEPTED, FAILED), 3, "failed", "failed", "resize-batch failed: the run ended before it"),
     ("applied", (CONFLICT,), 3, "conflict", "conflict", "resize-batch conflict: this id was used"),

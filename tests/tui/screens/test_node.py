@@ -15,7 +15,7 @@ from trainctl.tui.cli import tables
 from trainctl.tui.report import run_side, setup_sections
 from trainctl.tui.report.document import ReportTable
 from trainctl.tui.report.run_facts import RankFacts
-from trainctl.tui.screens import node_facts, node_view
+from trainctl.tui.screens import node, node_facts
 from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.screens.overview import OverviewScreen
 from trainctl.tui.state import rank_rows, reducer, step_phases
@@ -23,7 +23,7 @@ from trainctl.tui.state.step_phases import Compilation
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import run_lines
 from trainctl.tui.text.styled_line import plain, width
-from trainctl.tui.widgets import memory_breakdown
+from trainctl.tui.widgets.inline_bars import memory_lines
 
 FOUR = run_view(4)
 FORGE = 2
@@ -69,7 +69,7 @@ def state_of(view: m.RunView, values: dict[str, float]) -> ViewState:
 def screen_of_forge(view: m.RunView, values: dict[str, float], columns: int, rows: int) -> list[str]:
     state = state_of(view, values)
     row = rank_rows.rows(state, CLOCK)[FORGE]
-    lines, _ = node_view.lines(state, row, step_phases.RecordedPhases(), CLOCK, columns, rows)
+    lines, _ = node.node_lines(state, row, step_phases.RecordedPhases(), CLOCK, columns, rows)
     assert {width(line) for line in lines} == {columns} and len(lines) <= rows
     return [plain(line) for line in lines]
 
@@ -177,7 +177,7 @@ def test_all_parts_and_the_cache_are_shown_at_every_size_and_unknown_ones_are_no
 
 def breakdown(state: ViewState, columns: int, rows: int) -> list[str]:
     row = rank_rows.rows(state, CLOCK)[FORGE]
-    lines = [plain(line) for line in memory_breakdown.lines(row, columns, rows)]
+    lines = [plain(line) for line in memory_lines(row, columns, rows)]
     assert len(lines) == rows
     return lines
 
@@ -194,7 +194,7 @@ def test_parts_stand_alone_where_there_is_room_and_with_few_rows_what_says_least
     state = state_of(FOUR, MEMORY | MEMORY_PARTS)
     sized = msgspec.structs.replace(host("forge", seq=3), disk_total_bytes=10**12)
     row = rank_rows.rows(reducer.apply(state, sized, CLOCK.at_monotonic), CLOCK)[FORGE]
-    assert "788/1000" in plain(memory_breakdown.lines(row, 44, 11)[-1])
+    assert "788/1000" in plain(memory_lines(row, 44, 11)[-1])
     tall = breakdown(state, 44, 11)
     assert [line.split()[1] for line in tall[1:5]] == list(PARTS)
     assert [line.split()[-2] for line in tall[1:5]] == ["9%", "18%", "37%", "28%"]

@@ -24,7 +24,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui.charts import plots
 from trainctl.tui.charts.viewport import Chart, ChartView, Extent, Pick
-from trainctl.tui.screens import fleet_table, header, overview_view
+from trainctl.tui.screens import base, fleet_table, header, overview
 from trainctl.tui.state import rank_speed, reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.view_state import ViewState
@@ -37,8 +37,8 @@ def texts(made: list[ln.Line]) -> list[str]:
     return [ln.plain(pieces) for pieces in made]
 
 
-def overview(*given: Any, **options: Any) -> list[ln.Line]:
-    return [pieces for part in overview_view.parts(*given, **options) for pieces in part]
+def page(*given: Any, **options: Any) -> list[ln.Line]:
+    return [pieces for part in overview.parts(*given, **options) for pieces in part]
 
 
 def test_a_wide_head_has_the_best_and_the_worst_case_beside_the_eta() -> None:
@@ -55,7 +55,7 @@ def test_a_wide_head_has_the_best_and_the_worst_case_beside_the_eta() -> None:
 def test_lines_of_the_run_have_no_ranks_colour(state: ViewState) -> None:
     assert state.run is not None
     of_ranks = {rank_role(place) for place in range(len(state.run.ranks))}
-    loss, evaluation = (trace.role for trace in overview_view.loss_panel(state).traces)
+    loss, evaluation = (trace.role for trace in overview.loss_panel(state).traces)
     assert loss != evaluation and not of_ranks & {loss, evaluation}
     chart = Chart((Pick("loss"), Pick("eval_loss")))
     on_charts = plots.traces(chart, ChartView((chart,)), plots.Sources(state), Extent(120))
@@ -126,20 +126,20 @@ def test_how_a_run_ended_is_said_and_when_it_would_have_is_not(state: m.RunState
 
 
 @given(
-    st.integers(overview_view.LEAST_COLUMNS, 220),
-    st.integers(overview_view.LEAST_ROWS, 70),
+    st.integers(base.LEAST_COLUMNS, 220),
+    st.integers(base.LEAST_ROWS, 70),
     st.sampled_from([FLEET, MIXED, ALONE, NOTHING, md.ViewState()]),
     st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_every_size_is_filled_exactly(columns: int, rows: int, state: md.ViewState, lettered: bool) -> None:
-    made = overview(dataclasses.replace(state, lettered=lettered), CLOCK, columns, rows, selected=2)
+    made = page(dataclasses.replace(state, lettered=lettered), CLOCK, columns, rows, selected=2)
     assert len(made) == rows
     assert {ln.width(pieces) for pieces in made} == {columns}
 
 
 def test_before_anything_answers_no_run_is_not_said_to_be_missing() -> None:
-    waiting, empty = ("\n".join(texts(overview(state, CLOCK, 80, 24))) for state in (ViewState(), NOTHING))
+    waiting, empty = ("\n".join(texts(page(state, CLOCK, 80, 24))) for state in (ViewState(), NOTHING))
     assert "connecting" in waiting and "no run yet" not in waiting
     assert "no run yet" in empty
 
@@ -148,16 +148,16 @@ def test_sixteen_ranks_fit_with_the_chosen_one_in_sight() -> None:
     view = run_view(4, step=18_240, steps=60_000)
     ranks = tuple(msgspec.structs.replace(view.ranks[0], rank=rank, node=f"node{rank}") for rank in range(16))
     state = dataclasses.replace(FLEET, run=msgspec.structs.replace(view, ranks=ranks))
-    made = "\n".join(texts(overview(state, CLOCK, 80, 24, selected=15)))
+    made = "\n".join(texts(page(state, CLOCK, 80, 24, selected=15)))
     assert "node15" in made
     assert "more ranks" in made
 
 
 def test_the_chart_by_node_tells_equal_steps_apart_by_what_each_rank_is_busy() -> None:
-    panel = overview_view.busy_panel(GROUP)
+    panel = overview.busy_panel(GROUP)
     assert [track.label for track in panel.traces] == ["step", "torch-a", "torch-b", "mlx-c"]
     assert [round(float(track.window.last[-1]), 2) for track in panel.traces] == [0.4, 0.29, 0.26, 0.37]
-    assert [track.label for track in overview_view.busy_panel(ALONE).traces] == ["atlas"]
+    assert [track.label for track in overview.busy_panel(ALONE).traces] == ["atlas"]
 
 
 @pytest.mark.parametrize("steps", [150, 2000, 60_000])
@@ -165,7 +165,7 @@ def test_the_charts_have_one_range_that_is_more_than_half_filled(steps: int) -> 
     for step in [*range(2, 300), *range(300, steps, 97), steps]:
         if step <= steps:
             state = dataclasses.replace(MIXED, run=run_view(3, step=step, steps=steps))
-            panels = [overview_view.loss_panel(state), overview_view.busy_panel(state), overview_view.rate_panel(state)]
+            panels = [overview.loss_panel(state), overview.busy_panel(state), overview.rate_panel(state)]
             ((first, last),) = {(panel.first, panel.last) for panel in panels}
             assert first == 1
             assert step > last / 2, (step, last)
@@ -179,7 +179,7 @@ def test_no_chart_is_drawn_in_less_than_half_of_its_width(step: int) -> None:
         begun += [committed(view, past, next(seq)), *(rank_step(view, past, rank, next(seq)) for rank in range(3))]
     state = state_after(begun)
     left, right = zip(
-        *(row.split("│", 1) for row in texts(overview_view.chart_lines(state, 80, 9))[1:-1]),
+        *(row.split("│", 1) for row in texts(overview.chart_lines(state, 80, 9))[1:-1]),
         strict=True,
     )
     for rows in (left, right):
@@ -193,8 +193,8 @@ def test_of_many_ranks_the_chart_has_their_span_the_selected_one_and_the_straggl
     slow = rank_speed.Straggler(rank=2, node="mlx-c", phase="backward", excess_seconds=0.1, waited_seconds=0.1)
     many = tuple(msgspec.structs.replace(state.run.ranks[0], rank=rank, node=f"node-{rank}") for rank in range(8))
     wide = dataclasses.replace(state, run=msgspec.structs.replace(state.run, ranks=many), slow=slow)
-    panel = overview_view.busy_panel(wide, selected=1)
+    panel = overview.busy_panel(wide, selected=1)
     assert [track.label for track in panel.traces] == ["step", "mean", "node-1", "node-2"]
     span = panel.traces[1]
     assert span.band and (span.window.minimum[-1], span.window.maximum[-1]) == pytest.approx((0.26, 0.37), abs=0.005)
-    assert [track.label for track in overview_view.rate_panel(dataclasses.replace(wide, slow=None)).traces] == ["mean"]
+    assert [track.label for track in overview.rate_panel(dataclasses.replace(wide, slow=None)).traces] == ["mean"]

@@ -11,9 +11,9 @@ from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import BOOT, NOW, Recorded, app_of, source_of
 
 from trainctl.protocol import messages as m
-from trainctl.tui.screens import pairs_view, samples_view
+from trainctl.tui.screens import pairs_view
 from trainctl.tui.screens.pairs_view import ChosenPair, PairTable
-from trainctl.tui.screens.samples_view import AnswerTable, Chosen
+from trainctl.tui.screens.samples import AnswerTable, Chosen, answers_body
 from trainctl.tui.text.styled_line import plain
 
 ASKED = {
@@ -123,7 +123,7 @@ def test_hostile_text_stays_text_in_its_cells(columns: int, rows: int) -> None:
     assert len(answers.row) == 4, "what was received twice is shown once"
     odd = m.EvaluatedPair(40, math.nan, 0.0, "\t\x1b[2Jx" + "w" * 500, "a\nb", "")
     pairs = PairTable.of((*evaluations(), m.HeldOutPairs(250, 2000.0, (odd,))), ChosenPair())
-    for lines in (samples_view.body(answers, columns, rows), pairs_view.body(pairs, columns, rows)):
+    for lines in (answers_body(answers, columns, rows), pairs_view.body(pairs, columns, rows)):
         shown = [plain(line) for line in lines]
         assert len(shown) == rows and {len(line) for line in shown} == {columns}
         assert not any("\x1b" in line or "\t" in line for line in shown)

@@ -11,7 +11,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.whole_run import WholeRunReader
 from trainctl.tui.report import read_facts
-from trainctl.tui.screens import node_view
+from trainctl.tui.screens import node
 from trainctl.tui.state import rank_rows, reducer, step_phases
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.step_phases import Compilation
@@ -60,7 +60,7 @@ def test_the_node_screen_shows_it_beside_the_compilers_mode() -> None:
     past = step_phases.past_of(FOUR.run, m.History(rid="r", series=()), [history((1, 41.2))])
 
     def text(past: step_phases.RecordedPhases, state: md.ViewState) -> str:
-        made, _ = node_view.lines(state, rank_rows.rows(state, CLOCK)[FORGE], past, CLOCK, 80, 22)
+        made, _ = node.node_lines(state, rank_rows.rows(state, CLOCK)[FORGE], past, CLOCK, 80, 22)
         return "\n".join(plain(line) for line in made)
 
     assert "compile default" in text(past, live()) and "compiled 41.2 s at step 1" in text(past, live())

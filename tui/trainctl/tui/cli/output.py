@@ -117,7 +117,7 @@ def log_text(text: str, *, raw: bool) -> str:
 def shown_on(stream: TextIO, text: str) -> str:
     """Return text in ASCII where the stream's encoding lacks one of its characters."""
     try:
-        text.encode(stream.encoding or "ascii")
+        text.encode(stream.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
         return to_ascii(text)
     return text

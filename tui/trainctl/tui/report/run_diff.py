@@ -1,5 +1,5 @@
-"""Differences of two runs: recipe, data, versions, plans, and the first step where their losses part; as values, as lines
-for a person, and as an object for a script. Pure.
+"""Differences of two runs: recipe, data, versions, plans, and the first step where their losses part; as values, as
+lines for a person, and as an object for a script. Pure.
 """
 
 import itertools

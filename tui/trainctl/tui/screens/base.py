@@ -16,13 +16,14 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from trainctl.tui.commands.context import AppContext, KeyHint, Values, context_of
-from trainctl.tui.screens import header, overview_view
+from trainctl.tui.screens import header
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.run_lines import LAST_LOSS
 from trainctl.tui.text.styled_line import Line, line
 from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.line_view import Lines, Repaintable
 
+LEAST_COLUMNS, LEAST_ROWS = 60, 15
 RESERVED_KEYS = {"ctrl+c": "always quits", "escape": "always closes what is open"}
 _BY_ARGUMENT = re.compile(r"(?:show|dialog)\('([a-z0-9-]+)'\)")
 
@@ -47,6 +48,13 @@ def named(bindings: Iterable[BindingType], where: str = "") -> list[BindingType]
         else binding
         for binding in bindings
     ]
+
+
+def too_small(columns: int, rows: int) -> str | None:
+    """Return what to say instead of a screen that can't be read, or None."""
+    if columns >= LEAST_COLUMNS and rows >= LEAST_ROWS:
+        return None
+    return f"needs {LEAST_COLUMNS}x{LEAST_ROWS}: {columns}x{rows} is too small"
 
 
 class StatusBar(Lines):
@@ -118,7 +126,7 @@ class BaseScreen(Screen[Any], Repaintable):
             return
         self.paints += 1
         body = self.query_one("#body", Lines)
-        small = overview_view.too_small(columns, rows)
+        small = too_small(columns, rows)
         bottom = self.query_one(CommandBar)
         bottom.display = small is None
         if small is not None:
