@@ -71,6 +71,8 @@ PROCESSES_SECONDS = 5.0
 """Seconds between looks at which processes the agent's trainers have."""
 WATCH_SECONDS = 0.25
 """Seconds between looks at whether trainers live and whether commands have expired."""
+STEADY_LOOKS = 4
+"""Looks of which all but one are left out while a run goes steadily and no trainer has ended."""
 FAREWELL_SECONDS = 3.0
 """Seconds an agent that watches its parent still answers after its run has ended."""
 
@@ -391,10 +393,15 @@ class Agent:
             self._profiles.learn()
 
     async def _watch(self) -> None:
+        left_out = 0
         async for _ in _every(WATCH_SECONDS):
             sleep = self._follower.sleep_clock.look(sleep_clock.read())
             if sleep is not None:
                 self._lead.slept(sleep.seconds, sleep.woke_at)
+            if left_out < STEADY_LOOKS - 1 and self._is_steady and not self._supervisor.may_have_ended():
+                left_out += 1
+                continue
+            left_out = 0
             with contextlib.suppress(OSError):  # too many files are open: at the next look
                 self._supervisor.force_overdue()
             await self._lead.watch()
@@ -404,6 +411,11 @@ class Agent:
             if self._role.is_idle:
                 self._learn()
             self._watch_for_alerts()
+
+    @property
+    def _is_steady(self) -> bool:
+        """Return whether a run goes on of which nothing ends, begins or waits."""
+        return self._role.own_drain is None and (self._lead.is_steady or self._follower.is_steady)
 
     def _watch_for_alerts(self) -> None:
         followed = self._follower.followed

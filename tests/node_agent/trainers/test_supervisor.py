@@ -66,6 +66,21 @@ def test_from_start_to_exit_it_is_never_taken_for_dead(paths: RunPaths) -> None:
     assert host.log_tail(paths, 1, 3) == () and host.log_tail(paths, 0, 0) == ()
 
 
+def test_an_end_is_noticed_without_a_look_at_every_trainer(paths: RunPaths) -> None:
+    host = TrainerSupervisor()
+    assert host.may_have_ended(), "none is held, so nothing is known"
+    for rank in (0, 1):
+        host.start(paths, rank, ["sleep", "3600"], ENVIRONMENT)
+    first, _ = alive(host, paths, 0), alive(host, paths, 1)
+    if hasattr(os, "pidfd_open"):
+        assert not host.may_have_ended()
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(host.may_have_ended)
+    wait_for(lambda: host.find(paths, 0) is None)
+    assert host.kill(paths, 1) and host.may_have_ended(), "one that is told to end may end at any time"
+
+
 def test_nothing_is_left_of_trainers_that_ended(paths: RunPaths) -> None:
     host, others = TrainerSupervisor(), psutil.Process().children()
     host.start(paths, 0, ["true"])

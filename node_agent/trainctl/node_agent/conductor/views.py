@@ -2,7 +2,6 @@
 
 import msgspec
 
-from trainctl.node_agent.autopilot.policy import mode_of
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning.lr_schedule import rate
 from trainctl.protocol.config.objectives import objective_of
@@ -48,7 +47,7 @@ def run_view(
         mixed=len({at.ready.backend for at in live if at.ready is not None}) > 1,
         verbs=tuple(conductor.commands.not_taken.items()),
         skipped=tuple((skip.start, skip.count) for skip in durable.skipped),
-        policies=tuple(PolicyView(name, mode_of(config, durable, name)) for name in POLICIES),
+        policies=tuple(PolicyView(name, conductor.proposals.mode(name)) for name in POLICIES),
         weight_unit=objective.weight_unit,
         loss_unit=objective.loss_unit,
         cost=cost,

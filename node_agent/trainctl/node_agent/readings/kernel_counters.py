@@ -15,6 +15,7 @@ heavy, 3 trapping, 4 sleeping.
 
 import contextlib
 import ctypes
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ from trainctl.protocol.machine.cgroups import PROC, Group, groups, lines_of
 SECTOR_BYTES = 512
 """Size of the sectors that Linux counts, whatever the disk's own are."""
 SYS = Path("/sys")
+SWAP_LOOK_SECONDS = 60.0
+"""Seconds between looks for swap space on a machine that has none."""
 
 Totals = dict[str, float]
 
@@ -67,12 +70,18 @@ class SwapMeter:
 
     def __init__(self) -> None:
         self._used = 0.0
+        self._look_due = float("-inf")
         self._rates = RateMeter(self._totals)
 
     def read(self, now: float) -> dict[str, float]:
         """By name of its metric; nothing on a machine without swap space."""
+        if now < self._look_due:
+            return {}
         rates = self._rates.read(now)
-        return {"swap_used_bytes": self._used, **rates} if self._rates.counts else {}
+        if not self._rates.counts:
+            self._look_due = now + SWAP_LOOK_SECONDS
+            return {}
+        return {"swap_used_bytes": self._used, **rates}
 
     def _totals(self) -> Totals:
         swap = psutil.swap_memory()
@@ -127,6 +136,7 @@ def _is_loopback(name: str) -> bool:
     return name in ("lo", "lo0")
 
 
+@functools.lru_cache(64)
 def _is_hardware(name: str, sys_root: Path) -> bool:
     if sys.platform == "darwin":
         return name.startswith("en")

@@ -14,6 +14,10 @@ from trainctl.protocol.machine import process_title, shim
 from trainctl.protocol.messages import ProcessReading
 
 MOST_PROCESSES = 32
+SETTLED_SECONDS = 60.0
+"""Age of a trainer's record from which its processes are searched for, among all of the machine, less often."""
+SEARCH_SECONDS = 30.0
+"""Seconds between two such searches."""
 _ROLES = {"fork server": "standby", "spare reducer": "standby", "reducer": "reducer"}
 """Role of a trainer's descendant by its title; the fork server counts as a spare one."""
 
@@ -29,12 +33,18 @@ class ProcessMeter:
 
     def __init__(self) -> None:
         self._known: tuple[_Known, ...] = (_Known(psutil.Process(os.getpid()), "agent", None),)
+        self._searched: tuple[list[tuple[Path, int]], float] = ([], float("-inf"))  # records, and when (monotonic)
         self._before: dict[int, tuple[float, float]] = {}  # pid -> (processor seconds, monotonic seconds)
 
     def find(self, directory: Path | None) -> None:
         """Find out which processes there are: of trainers those of the run that is in `directory`."""
-        made = [self._known[0]]
-        for file in sorted(directory.glob("rank-*.process.json")) if directory is not None else ():
+        made, files = [self._known[0]], sorted(directory.glob("rank-*.process.json")) if directory is not None else []
+        records, now = [(file, _written_ns(file)) for file in files], time.monotonic()
+        are_settled = all(time.time() - written_ns / 1e9 > SETTLED_SECONDS for _, written_ns in records)
+        if are_settled and records == self._searched[0] and now < self._searched[1] + SEARCH_SECONDS:
+            return
+        self._searched = records, now
+        for file in files:
             with contextlib.suppress(psutil.Error, OSError, ValueError, KeyError):
                 made += _tree(file)
         self._known = tuple(made[:MOST_PROCESSES])
@@ -68,6 +78,13 @@ class ProcessMeter:
             percent = max(100 * (spent - self._before[pid][0]) / (now - self._before[pid][1]), 0.0)
         self._before[pid] = (spent, now)
         return ProcessReading(pid, known.role, known.rank, percent, memory.rss)
+
+
+def _written_ns(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0  # another trainer is just being started
 
 
 def _tree(file: Path) -> Iterator[_Known]:

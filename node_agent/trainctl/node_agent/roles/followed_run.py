@@ -184,6 +184,12 @@ class FollowedRank:
         if self.ending is None:
             self.ending = look.ending
 
+    @property
+    def is_steady(self) -> bool:
+        """Return whether its trainer lives and has plans, and neither is to end."""
+        is_ending = self.ending is not None or self.wanted is not None or bool(self.awaited_term)
+        return self._pid is not None and self._plan is not None and not is_ending
+
     def refresh(self) -> bool:
         """Bring the view up to date; whether more than a step has changed in it."""
         before, self.view = self.view, self.look()

@@ -314,6 +314,12 @@ class Follower:
             followed.missed()
         return True
 
+    @property
+    def is_steady(self) -> bool:
+        """Return whether its rank takes part in a run whose lead is heard."""
+        followed = self.followed
+        return followed is not None and followed.is_steady and self.lead_silent_seconds(followed) < SILENT_AFTER_SECONDS
+
     async def watch(self) -> None:
         """Notice a trainer that has ended and a lead that has gone; call it a few times a second."""
         followed = self.followed

@@ -329,6 +329,14 @@ class Lead:
         """This machine has slept."""
         self._peer_events.slept(self._context.node, seconds, woke_at)
 
+    @property
+    def is_steady(self) -> bool:
+        """Return whether its run makes steps or is paused, all its ranks and nodes are there, and no command waits."""
+        session, links = self.session, self.peers.links.values()
+        if session is None or self.superseded or any(link.leaving or not link.line.open for link in links):
+            return False
+        return session.is_steady
+
     async def watch(self) -> None:
         """Notice ranks that have ended and commands that expire; call it a few times a second."""
         session = self.session

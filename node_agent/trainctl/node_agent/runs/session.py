@@ -151,6 +151,13 @@ class Session:
             self._away[rank] = self.ports[rank].doing()
         return silent_seconds
 
+    @property
+    def is_steady(self) -> bool:
+        """Return whether the run makes steps or is paused, each of its ranks lives, and no command waits."""
+        if self.view.state not in ("running", "paused") or self.conductor.shared.pending.waiting:
+            return False
+        return all(rank.state in ("run", "paused") and rank.pid is not None for rank in self.view.ranks)
+
     async def tick(self) -> None:
         """Let time pass for the conductor; not at once after this agent itself was stopped for a while, for what has
         been said meanwhile is still to be read."""

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -67,6 +68,8 @@ class TrainerSupervisor:
         self._clock = clock
         self._shims: dict[_Key, subprocess.Popen[bytes]] = {}
         self._ending: dict[_Key, _Ending] = {}
+        self._handles: dict[tuple[int, float], int] = {}  # of processes found alive, by pid and start time
+        self._ended = select.poll()  # says which of them have ended
 
     def start(
         self,
@@ -108,7 +111,27 @@ class TrainerSupervisor:
         known = _read(run_paths, rank)
         if known is None:
             return self._starting(run_paths, rank)
-        return _trainer(known) if _lives(known) else None
+        if not _lives(known):
+            return None
+        self._hold(known)
+        return _trainer(known)
+
+    def _hold(self, known: dict[str, Any]) -> None:
+        process = known["pid"], known["start_time"]
+        if process not in self._handles and hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                self._handles[process] = os.pidfd_open(known["pid"])
+                self._ended.register(self._handles[process], select.POLLIN)
+
+    def may_have_ended(self) -> bool:
+        """Return whether a trainer that `find` saw alive may have ended since, by one system call; also True while one
+        is told to end, and where the system has no handles of processes."""
+        ended = {handle for handle, _ in self._ended.poll(0)}
+        for handle in ended:
+            self._ended.unregister(handle)
+            os.close(handle)
+        self._handles = {process: handle for process, handle in self._handles.items() if handle not in ended}
+        return bool(ended or self._ending) or not self._handles
 
     def last(self, run_paths: RunPaths, rank: int) -> HostedTrainer | None:
         """Return the rank's newest trainer, whether it lives or not."""
