@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.protocol.support.profiles import profile_of
 
 from trainctl.protocol.calibration.peak import FALL, NEAR, between, has_fallen, next_micro, peak, slower
-from trainctl.protocol.calibration.profile import DataRate, DiskRate, LinkRate, MatmulRate, Pass
+from trainctl.protocol.calibration.profile import DiskRate, LinkRate, MatmulRate, Pass
 
 
 def passes_of(rates: dict[int, float]) -> list[Pass]:
@@ -81,8 +81,8 @@ def test_half_way_sizes_are_new_and_beside_the_best(rates):
 
 def test_what_got_slower_is_named_with_its_size():
     before = profile_of(
-        matmul=(MatmulRate("float32", 100.0), MatmulRate("bfloat16", 300.0)), memory_bytes_per_second=1e10,
-        disk=DiskRate(1e9, 2e9), data=DataRate(1e4), links=(LinkRate("studio", 1e8, 1e8),),
+        matmul=(MatmulRate("float32", 100.0), MatmulRate("bfloat16", 300.0)),
+        disk=DiskRate(1e9, 2e9), links=(LinkRate("studio", 1e8, 1e8),),
     )  # fmt: skip
     after = msgspec.structs.replace(
         before, passes=tuple(Pass(one.micro, one.seconds * 1.25, one.peak_bytes) for one in before.passes),

@@ -13,6 +13,7 @@ from tests.protocol.support.profiles import KEY, profile_of
 from trainctl.protocol.calibration.profile import (
     KEPT,
     DeviceProfile,
+    MatmulRate,
     all_profiles,
     profiles_of_key,
     read_profile,
@@ -29,6 +30,15 @@ def test_a_written_profile_is_read_unchanged(profile):
         assert read_profile(path) == profile
         assert profiles_of_key(path.parent, profile.key) == [profile]
         assert not [*path.parent.glob("*.tmp")]
+
+
+def test_a_profile_of_0_2_0_with_parts_that_are_no_longer_measured_opens(tmp_path):
+    path = write_profile(tmp_path, profile := profile_of(matmul=(MatmulRate("float32", 5.0),)))
+    text = path.read_text().replace("[profile]\n", "[profile]\nmemory_bytes_per_second = 1e10\n")
+    text = text.replace("gflops = 5.0", "gflops = 5.0, gflops_per_core = 2.0")
+    path.write_text(text + "\n[profile.data]\nwarm_samples_per_second = 4.0\n")
+    assert "per_core" in text and "memory_bytes_per_second" in text
+    assert all_profiles(tmp_path) == [profile]
 
 
 def test_a_bad_file_is_refused_in_one_line(tmp_path):

@@ -118,8 +118,7 @@ def test_a_calibration_measures_everything_and_leaves_the_model(folder, backend)
     assert min(one.seconds for one in profile.forward) < max(one.seconds for one in profile.passes)
     assert profile.beside == ()
     assert {rate.dtype for rate in profile.matmul} == {"float32", "bfloat16", "float16"}
-    assert all((rate.gflops_per_core is not None) == (backend == "torch") for rate in profile.matmul)
-    assert None not in (profile.memory_bytes_per_second, profile.disk, profile.data, profile.optimizer_seconds)
+    assert None not in (profile.disk, profile.optimizer_seconds)
     assert any("micro-batch 2" in line for line in progress)
 
 

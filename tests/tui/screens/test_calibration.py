@@ -5,7 +5,7 @@ from tests.protocol.support.profiles import profile_of
 from tests.tui.support.pictures import Pictures, at_columns
 from tests.tui.support.recorded import NOW, app_of, source_of
 
-from trainctl.protocol.calibration.profile import DataRate, DeviceProfile, DiskRate, GridPoint, MatmulRate, Pass
+from trainctl.protocol.calibration.profile import DeviceProfile, DiskRate, GridPoint, MatmulRate, Pass
 from trainctl.tui.screens import calibration
 from trainctl.tui.text.styled_line import plain
 
@@ -20,7 +20,7 @@ def made(age_hours: float, factor: float, **fields: object) -> DeviceProfile:
         created_at=NOW - 3600 * age_hours, passes=passes, out_of_memory_micro=32,
         grid=(GridPoint(2, 8, 0.071), GridPoint(4, 4, 0.0612), GridPoint(8, 2, 0.0655)), optimizer_seconds=0.0021,
         matmul=(MatmulRate("float32", 13_600.0 * factor), MatmulRate("bfloat16", 26_900.0)),
-        memory_bytes_per_second=7.1e11, disk=DiskRate(2.9e9, 5.1e9), data=DataRate(91_000.0, 44_000.0), **fields,
+        disk=DiskRate(2.9e9, 5.1e9), **fields,
     )  # fmt: skip
 
 

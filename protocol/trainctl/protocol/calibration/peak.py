@@ -135,7 +135,6 @@ def _both(earlier: DeviceProfile, later: DeviceProfile) -> Iterator[tuple[str, f
 def _parts(profile: DeviceProfile) -> dict[str, float]:
     """The rates of the machine's parts by name."""
     found: dict[str, float | None] = {f"{one.dtype} matmul, GFLOPS": one.gflops for one in profile.matmul}
-    found["memory, bytes/s"] = profile.memory_bytes_per_second
     if profile.disk is not None:
         found["disk write, bytes/s"] = profile.disk.write_bytes_per_second
         found["disk read, bytes/s"] = profile.disk.read_bytes_per_second

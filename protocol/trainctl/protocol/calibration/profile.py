@@ -68,7 +68,6 @@ class MatmulRate(msgspec.Struct, frozen=True):
 
     dtype: Word  # data type of the matrices
     gflops: Rate  # 10^9 floating-point operations per second
-    gflops_per_core: Rate | None = None  # of one thread; None: not a CPU
 
 
 class DiskRate(msgspec.Struct, frozen=True):
@@ -76,13 +75,6 @@ class DiskRate(msgspec.Struct, frozen=True):
 
     write_bytes_per_second: Rate  # until the bytes are on the disk
     read_bytes_per_second: Rate | None = None  # None: the system keeps the file in memory
-
-
-class DataRate(msgspec.Struct, frozen=True):
-    """The run's data, read and assembled without training."""
-
-    warm_samples_per_second: Rate  # from memory
-    cold_samples_per_second: Rate | None = None  # from the disk; None: the page cache can't be emptied
 
 
 class LinkRate(msgspec.Struct, frozen=True):
@@ -107,10 +99,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True):
     forward: Annotated[tuple[Pass, ...], Meta(max_length=MAX_PASSES)] = ()  # forward passes only, as scoring runs them
     beside: Annotated[tuple[Word, ...], Meta(max_length=64)] = ()  # nodes of the machine that were calibrated with it
     matmul: Annotated[tuple[MatmulRate, ...], Meta(max_length=16)] = ()  # by data type
-    memory_bytes_per_second: Rate | None = None  # bandwidth of copies in the device's memory, read and written
     memory_cap_bytes: Size | None = None  # memory that the trainer may take
     disk: DiskRate | None = None  # None: not measured
-    data: DataRate | None = None  # None: not measured
     links: Annotated[tuple[LinkRate, ...], Meta(max_length=64)] = ()  # to the lead's node, or from it to the others
 
 

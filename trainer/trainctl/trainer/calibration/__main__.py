@@ -32,7 +32,7 @@ from trainctl.protocol.calibration.calibration_lines import (
     CalibrationTrying,
     CalibrationWaits,
 )
-from trainctl.protocol.calibration.profile import DataRate, DeviceProfile, DiskRate, Pass, key_of
+from trainctl.protocol.calibration.profile import DeviceProfile, DiskRate, Pass, key_of
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
@@ -40,22 +40,16 @@ from trainctl.protocol.machine import speeds
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.backends.load import import_library, load
-from trainctl.trainer.calibration.measurements import MATMUL_SECONDS, StepRunner, copy_rate, matmul_rates
+from trainctl.trainer.calibration.measurements import MATMUL_SECONDS, StepRunner, matmul_rates
 from trainctl.trainer.calibration.sweep import GRID_SECONDS, SWEEP_SECONDS, Sweep
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.dataset import Dataset, open_dataset
-from trainctl.trainer.data.token_cache import drop_pages
-from trainctl.trainer.step.data_bench import MicroBatchReader
 
 MIN_SWEPT: Final = 64
 """Micro-batch up to which the sweep goes at least, even if the global batch is smaller: it may grow."""
 FORWARD_SECONDS: Final = 4.0
 """Time for forward passes of a calibration of 60 s; a size that would take longer isn't begun, but for the smallest."""
-COLD_SECONDS: Final = 1.0
-"""Most time for reading data from the disk."""
-WARM_SECONDS: Final = 0.5
-"""Least time for reading them from memory."""
 MIN_PART: Final = 0.5
 """Part of calibration.seconds for measuring, however long loading and tokenizing took."""
 WAIT_SECONDS: Final = 10.0
@@ -102,7 +96,6 @@ class Calibration:
         with contextlib.suppress(DeviceMemoryError):
             # Afterwards gradients and optimizer hold the memory that they hold during training.
             self._take(optimizer_seconds=self._runner.step(1, 2).optimizer_seconds)
-            self._measure("data", 0, self._data)
             self._wait_for(PASSES)
             self._sweep.measure_passes(max(self._config.batch.global_, MIN_SWEPT), self._part_of(SWEEP_SECONDS))
         if not self._sweep.passes:
@@ -112,7 +105,6 @@ class Calibration:
         self._measure("steps", PASSES, self._steps)
         self._measure("forward passes", PASSES, self._forward)
         self._measure("matrix products", REST, self._matmul)
-        self._measure("memory", REST, self._memory)
         self._measure("disk", REST, self._disk)
         if _stamps(self._model) != self._stamps and model_digests(self._model).whole != self._digest:
             raise InvalidInputError(
@@ -120,7 +112,7 @@ class Calibration:
             )
 
     def _measure(self, part: str, stage: int, measure: Callable[[], None]) -> None:
-        if time.monotonic() > self._ends and stage:
+        if time.monotonic() > self._ends:
             _say(f"{part}: not measured: calibration.seconds have passed")
             return
         self._wait_for(stage)
@@ -154,18 +146,6 @@ class Calibration:
                 self._stage = max(self._stage, self._stages.get(timeout=seconds))
         return self._stage >= stage
 
-    def _data(self) -> None:
-        """How fast the run's data are read and assembled without training: first from the disk, then from memory."""
-        reader = MicroBatchReader(self._config, self._node, self._dataset)
-        is_cold = drop_pages(self._caches.rglob("*.bin"))
-        first, pieces = reader.read(reader.pieces(), COLD_SECONDS)
-        cold = sum(map(len, pieces)) / first.seconds if is_cold else None
-        samples, seconds = 0, 0.0
-        while seconds < WARM_SECONDS:
-            again, read = reader.read(iter(pieces), WARM_SECONDS)
-            samples, seconds = samples + sum(map(len, read)), seconds + again.seconds
-        self._take(data=DataRate(samples / seconds, cold))
-
     def _steps(self) -> None:
         effective = self._table.share or self._config.batch.global_
         self._sweep.measure_steps(effective, self._part_of(GRID_SECONDS))
@@ -182,10 +162,6 @@ class Calibration:
         self._runner.give_back_memory()
         for rate in matmul_rates(self._backend, self._part_of(MATMUL_SECONDS)):
             self._take(matmul=(*self._profile.matmul, rate))
-
-    def _memory(self) -> None:
-        self._runner.give_back_memory()
-        self._take(memory_bytes_per_second=copy_rate(self._backend))
 
     def _disk(self) -> None:
         speed = speeds.measure_disk(self._caches)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from trainctl.protocol.calibration.peak import peak, slower
 from trainctl.protocol.calibration.profile import DeviceProfile
-from trainctl.tui.text.formatting import NA, compact, gigabytes, percent, seconds
+from trainctl.tui.text.formatting import NA, gigabytes, percent, seconds
 
 PEAK_WORD = "peak"
 """Beside the micro-batch that `micro = "auto"` takes."""
@@ -55,20 +55,13 @@ def _parts(profile: DeviceProfile) -> Iterator[tuple[str, str]]:
         best = max(profile.forward, key=lambda one: one.rate)
         yield "forward only", f"{number(best.rate)} samples/s, micro-batch {best.micro:,}"
     for rate in profile.matmul:
-        core = f", {number(rate.gflops_per_core)} on one core" if rate.gflops_per_core is not None else ""
-        yield f"{rate.dtype} products", f"{number(rate.gflops)} GFLOPS{core}"
-    if profile.memory_bytes_per_second is not None:
-        yield "memory", f"{_bytes(profile.memory_bytes_per_second)} read and written"
+        yield f"{rate.dtype} products", f"{number(rate.gflops)} GFLOPS"
     if profile.disk is not None:
         read = profile.disk.read_bytes_per_second
         yield (
             "disk",
             f"{_bytes(profile.disk.write_bytes_per_second)} written" + (f", {_bytes(read)} read" if read else ""),
         )
-    if profile.data is not None:
-        cold = profile.data.cold_samples_per_second
-        warm = f"{compact(profile.data.warm_samples_per_second)} samples/s from memory"
-        yield "data", warm + (f", {compact(cold)} from the disk" if cold is not None else "")
     yield "measured beside", ", ".join(profile.beside)
     for link in profile.links:
         trip = f", round trip {seconds(link.latency_seconds)}" if link.latency_seconds is not None else ""
