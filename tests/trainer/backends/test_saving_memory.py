@@ -5,6 +5,7 @@ import gc
 import importlib
 import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from tests.trainer.support.passes import accumulate, blocks, furthest, loss_and_
 from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets
-from trainctl.trainer.backends import chunked_loss
 from trainctl.trainer.backends.memory import Memory, free_bytes
 
 LORA = {"adapter": {"kind": "lora", "rank": 4}}
@@ -170,8 +170,11 @@ def test_a_model_that_cannot_do_it_is_one_line(backend):
     from torch import nn
 
     checkpoint = importlib.import_module(f"trainctl.trainer.model.{backend}_model").checkpoint_layers
+    losses = importlib.import_module(f"trainctl.trainer.backends.{backend}_loss")
+    chunks, model = getattr(losses, f"{backend.title()}Chunks"), SimpleNamespace()
+    model.base_model = model
 
     with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.gradient_checkpointing: .* use \"none\"$"):
         checkpoint(nn.Linear(2, 2), "all", "run.toml")
     with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.chunked_loss: "):
-        chunked_loss.MlxChunks(object(), Chunking("on", 1, 1), "run.toml")
+        chunks(model, Chunking("on", 1, 1), "run.toml")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
-from trainctl.trainer.backends.chunked_loss import MlxChunks
+from trainctl.trainer.backends.mlx_loss import MlxChunks, cross_entropy
 from trainctl.trainer.backends.passes import NO_REFERENCE, SUREST, Array, BatchOutputs, Decoding, Passes, layer_values
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.model.mlx_model import DocumentMask
@@ -125,10 +125,11 @@ class MlxOutputs(BatchOutputs):
         targets_BT, counted_BT, chunks = mx.array(batch.targets), mx.array(counted), passes.chunks
         if self._logits is None and chunks is not None and (size := chunks.chunk_tokens(targets_BT.size)):
             inputs_BT, caches = mx.array(batch.inputs), passes.caches(batch)
-            losses = chunks.token_losses(inputs_BT, targets_BT, size, caches).reshape(targets_BT.shape) * counted_BT
+            losses = chunks.chunked_cross_entropy(inputs_BT, targets_BT, size, caches)
+            losses = losses.reshape(targets_BT.shape) * counted_BT
             return losses.sum() if reduction == "sum" else losses
-        logits_BTV = passes.logits(batch).astype(mx.float32) if self._logits is None else self._logits
-        return nn.losses.cross_entropy(logits_BTV, targets_BT, weights=counted_BT, reduction=reduction)
+        logits_BTV = passes.logits(batch) if self._logits is None else self._logits
+        return cross_entropy(logits_BTV, targets_BT, reduction, counted_BT)
 
     def reference_losses(self) -> Any:
         if self._batch.reference is not None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.batch.memory_estimate import Chunking
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.data.batch import Batch, Tokens
 from trainctl.trainer.objectives.objective import Outputs, Vocabulary
@@ -167,3 +168,9 @@ def layer_values(hidden_BTH: Array) -> Array:
     """Return one value per token [B, T] of hidden states: their sum, each channel with a fixed weight in (-1, 1)."""
     weights = (np.arange(1, hidden_BTH.shape[-1] + 1, dtype=np.uint64) * 0x9E3779B1 & 0xFFFFFFFF) / 2.0**31 - 1
     return (hidden_BTH @ weights).astype(np.float32)
+
+
+def check_chunking(is_possible: bool, chunking: Chunking, where: str) -> None:
+    """Raise InvalidInputError if chunked losses are asked for, and the model doesn't allow them."""
+    if chunking.mode == "on" and not is_possible:
+        raise InvalidInputError(f"{where}: model.chunked_loss", 'this model does not support "on"; use "auto" or "off"')

@@ -30,13 +30,12 @@ from trainctl.protocol.config.run_tables import Compile, DataTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.facts import lacking
 from trainctl.trainer.backends.backend import CompileMeter
+from trainctl.trainer.backends.torch_loss import cross_entropy
 from trainctl.trainer.data.batch import Batch
 
 log = logging.getLogger(__name__)
 MOST_LENGTHS: Final = 8
 """Lengths to which rows are padded where CUDA graphs are recorded: the longest, and each a root of 2 shorter."""
-IGNORED: Final = -100
-"""Target of a token that doesn't count."""
 _LOSS_DEVICES = ("cuda",)
 """Kinds of devices on which losses are compiled too."""
 _GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
@@ -64,7 +63,7 @@ class CompiledLayers:
             layer.compile(mode=mode, dynamic=dynamic)
         self._cross_entropy: Any = None
         if device.type in _LOSS_DEVICES:  # in no mode that records: the logits are in memory of their own
-            self._cross_entropy = torch.compile(token_losses, dynamic=dynamic)
+            self._cross_entropy = torch.compile(cross_entropy, dynamic=dynamic)
 
     def prepared(self, batch: Batch) -> Batch:
         """Return the batch as a pass takes it; a pass begins. Warn once if the first pass compiled nothing."""
@@ -79,11 +78,11 @@ class CompiledLayers:
 
     @property
     def compiles_losses(self) -> bool:
-        """True if `token_losses` is compiled, and now to be used so."""
+        """True if `compiled_cross_entropy` can be used now."""
         return self.is_active and self._cross_entropy is not None
 
-    def token_losses(self, logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
-        """Return what `token_losses` does, compiled: without a float32 copy of the logits."""
+    def compiled_cross_entropy(self, logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
+        """Return what `torch_loss.cross_entropy` does, compiled: without a float32 copy of the logits."""
         assert self._cross_entropy is not None, "see compiles_losses"
         before = _graphs()
         losses: torch.Tensor = self._cross_entropy(logits, targets, reduction)
@@ -97,12 +96,6 @@ class CompiledLayers:
 
     def _count(self) -> None:
         self.meter.graphs = self._graphs()
-
-
-def token_losses(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Return cross-entropies [N] ("none") or their "sum", in float32, of logits [N, V] and targets [N]; 0 for `IGNORED`
-    ones."""
-    return torch.nn.functional.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction=reduction)
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.protocol.config.quantization import UNPACKED_VALUES
 from trainctl.trainer.adapters.lora import Lora
-from trainctl.trainer.backends.chunked_loss import TorchChunks
 from trainctl.trainer.backends.passes import NO_REFERENCE, SUREST, Array, BatchOutputs, Decoding, Passes, layer_values
-from trainctl.trainer.backends.torch_compile import IGNORED, CompiledLayers, token_losses, uncompiled
+from trainctl.trainer.backends.torch_compile import CompiledLayers, uncompiled
+from trainctl.trainer.backends.torch_loss import IGNORED, TorchChunks, cross_entropy
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.model import torch_attention
 from trainctl.trainer.model.torch_attention import document_bounds
@@ -177,13 +177,13 @@ class TorchOutputs(BatchOutputs):
         if logits is None and chunks is not None and (size := chunks.chunk_tokens(targets.numel())):
             with passes.documents(batch) as documents:
                 inputs_BT = passes.array(batch.inputs)
-                losses: torch.Tensor = chunks.token_losses(inputs_BT, targets_BT, size, IGNORED, **documents)
+                losses: torch.Tensor = chunks.chunked_cross_entropy(inputs_BT, targets_BT, size, **documents)
             return losses.sum() if reduction == "sum" else losses.view(targets_BT.shape)
         if logits is None and passes.compiled is not None and passes.compiled.compiles_losses:
-            losses = passes.compiled.token_losses(passes.logits(batch).flatten(0, 1), targets, reduction)
+            losses = passes.compiled.compiled_cross_entropy(passes.logits(batch).flatten(0, 1), targets, reduction)
         else:  # the logits in the model's data type are freed before the loss is computed
             flat = (passes.logits(batch).float() if logits is None else logits).flatten(0, 1)
-            losses = token_losses(flat, targets, reduction)
+            losses = cross_entropy(flat, targets, reduction)
         return losses if reduction == "sum" else losses.view(targets_BT.shape)
 
     @torch.no_grad()
