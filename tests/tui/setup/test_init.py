@@ -258,7 +258,7 @@ def test_rows_are_trained_with_adapters_unless_all_weights_are_asked_for(inputs:
         assert (run["optimizer"]["learning_rate"], run.get("adapter")) == (rate, adapter)
 
 
-@pytest.mark.parametrize(("objective", "rate"), [("dpo", 5e-6), ("orpo", 5e-5)])
+@pytest.mark.parametrize(("objective", "rate"), [("dpo", 5e-6), ("orpo", 5e-5), ("simpo", 5e-6)])
 def test_pairs_are_trained_as_preferences(inputs: Path, objective: str, rate: float) -> None:
     pairs = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(80)]
     if objective == "dpo":

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from trainctl.protocol.client import local_agents
+from trainctl.protocol.config.objectives import ObjectiveName
 from trainctl.protocol.errors import InvalidInputError, NotCachedError
 from trainctl.tui.cli import output, tables
 from trainctl.tui.cli.options import Config, Json, config_of, subcommands
@@ -30,10 +31,10 @@ def init(
         typer.Option(metavar="PATH", help="Training data, a file or a folder: *.txt, *.jsonl or *.parquet."),
     ] = None,
     objective: Annotated[
-        Literal["pretrain", "sft", "dpo", "orpo", "seq2seq"] | None,
+        ObjectiveName | None,
         typer.Option(
             help="Learn every token (pretrain), the answers (sft), or to prefer answers, near a reference (dpo) or"
-            " without one (orpo) [text: pretrain; rows: sft; pairs: dpo]. Encoder-decoder models learn seq2seq."
+            " without one (orpo, simpo) [text: pretrain; rows: sft; pairs: dpo]. Encoder-decoder models learn seq2seq."
         ),
     ] = None,
     adapter: Annotated[

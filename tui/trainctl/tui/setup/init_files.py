@@ -14,7 +14,7 @@ import tomli_w
 from trainctl.protocol.batch.memory_estimate import estimate_memory
 from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config.model_facts import ModelFacts
-from trainctl.protocol.config.objectives import sequences_of
+from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName, sequences_of
 from trainctl.protocol.config.run_tables import DataKind, NodeTable, RunFile
 from trainctl.protocol.config.usual_settings import LEARNING_RATES, Preset
 from trainctl.protocol.errors import InvalidInputError, installing
@@ -22,7 +22,6 @@ from trainctl.protocol.machine.facts import installed_version
 from trainctl.tui.setup import installed
 from trainctl.tui.setup.init_probe import Model, ThisMachine
 
-Objective = Literal["pretrain", "sft", "dpo", "orpo", "seq2seq"]
 AdapterKind = Literal["full", "lora", "rslora"]
 
 CONTINUED_RATE = 1e-4
@@ -33,8 +32,8 @@ adapters."""
 T5_FAMILIES: Final = ("t5", "mt5", "umt5", "longt5")
 SMALL_PARAMETERS, SMALL_FACTOR = 10**7, 10
 """A model of fewer parameters takes so many times the rate (Brown et al. 2020: the smaller, the higher)."""
-EPOCHS: Final[dict[Objective, float]] = {"pretrain": 1, "sft": 3, "seq2seq": 3, "dpo": 1, "orpo": 1}
-"""Passes over the data to begin with: text is rarely worth a second one, and answers are learnt in a few."""
+ANSWER_EPOCHS: Final = 3
+"""Passes over data of answers to begin with: they are learnt in a few. Text and pairs are rarely worth a second one."""
 TIMED_PART = 0.7
 """Part of the time that a run may take, for steps: the rest is for its start, evaluations, answers and checkpoints, and
 for other work on the machine."""
@@ -54,18 +53,29 @@ _MICROS = (64, 32, 16, 8, 4, 2)
 
 
 def learning_rate(
-    objective: Objective, adapter: AdapterKind, *, random: bool, family: str = "", parameters: int = SMALL_PARAMETERS
+    objective: ObjectiveName,
+    adapter: AdapterKind,
+    *,
+    random: bool,
+    family: str = "",
+    parameters: int = SMALL_PARAMETERS,
 ) -> float:
     """Return AdamW's rate at its peak, for a model of a family (`model_type`) with so many parameters."""
     is_adapter = adapter != "full"
     if objective == "seq2seq" and family in T5_FAMILIES:
         return T5_RATES[is_adapter]
     rate = LEARNING_RATES[objective, is_adapter].first
-    if objective in ("dpo", "orpo"):
+    if OBJECTIVES[objective].has_pairs:
         return rate
     if objective == "pretrain" and not (is_adapter or random):
         rate = CONTINUED_RATE
     return round(rate * SMALL_FACTOR, 5) if parameters < SMALL_PARAMETERS else rate
+
+
+def usual_epochs(objective: ObjectiveName) -> float:
+    """Return the passes over the data to begin with."""
+    spec = OBJECTIVES[objective]
+    return ANSWER_EPOCHS if spec.needs_mask and not spec.has_pairs else 1
 
 
 def adapter_rank(parameters: int) -> int:
@@ -147,7 +157,7 @@ class Answers:
     batch: int | None = None  # samples per step; None: by their tokens
     kind: DataKind = "text"
     adapter: AdapterKind = "full"
-    objective: Objective = "pretrain"
+    objective: ObjectiveName = "pretrain"
     sequence_length: int = SEQUENCE
     mean_tokens: float | None = None  # of a sample; None: sequence_length
     samples: int | None = None  # of the data, if they were counted
@@ -182,7 +192,7 @@ def run_tables(answers: Answers, model: Model, machine: ThisMachine) -> dict[str
     rate = learning_rate(
         answers.objective, answers.adapter, random=model.is_random, family=family, parameters=model.parameters
     )
-    epochs = EPOCHS[answers.objective]
+    epochs = usual_epochs(answers.objective)
     steps = answers.steps or (math.ceil(epochs * answers.samples / whole) if answers.samples else STEPS)
     every = step_interval(steps)
     if answers.held_out is not None:

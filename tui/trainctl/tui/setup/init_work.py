@@ -11,22 +11,22 @@ from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.config.data_files import is_glob, named_splits
 from trainctl.protocol.config.hub_models import check_cached, is_hub_id, model_folder
-from trainctl.protocol.config.objectives import sample_unit, sequences_of
+from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName, sample_unit, sequences_of
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import InvalidInputError, NotCachedError
 from trainctl.protocol.files.durable_files import naming
 from trainctl.protocol.security import keys
 from trainctl.tui.commands import targets
 from trainctl.tui.setup import data_preview, init_files, init_probe
-from trainctl.tui.setup.init_files import AdapterKind, Answers, Objective
+from trainctl.tui.setup.init_files import AdapterKind, Answers
 from trainctl.tui.setup.init_probe import Model, ThisMachine
 
 Ask = Callable[[str, str], str]
 """A question and the answer that Enter gives (empty: none) -> the answer."""
 T = TypeVar("T")
-PREFERENCES: tuple[Objective, ...] = ("dpo", "orpo")
+PREFERENCES: tuple[ObjectiveName, ...] = tuple(name for name, spec in OBJECTIVES.items() if spec.has_pairs)
 ADAPTERS: tuple[AdapterKind, ...] = ("full", "lora", "rslora")
-OBJECTIVES: tuple[Objective, ...] = ("pretrain", "sft", "dpo", "orpo")
+DECODER_OBJECTIVES: tuple[ObjectiveName, ...] = tuple(n for n, spec in OBJECTIVES.items() if not spec.encodes_prompts)
 MAX_TRIES = 3
 """Answers to a question until a wrong one ends the program."""
 LENGTH_STEP = 64
@@ -47,7 +47,7 @@ class InitOptions:
     batch: int | None = None
     address: str | None = None
     adapter: AdapterKind | None = None
-    objective: Objective | None = None
+    objective: ObjectiveName | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def answered(given: InitOptions, machine: ThisMachine, ask: Ask | None, *, has_c
     name = _asked(given.name, "Run name", init_files.run_name(model), ask, str)
     steps = given.steps
     if steps is None and given.minutes is None:
-        epochs = init_files.EPOCHS[objective]
+        epochs = init_files.usual_epochs(objective)
         question = f"Steps, or auto for {epochs:g} {'epoch' if epochs == 1 else 'epochs'}"
         steps = _asked(None, question, "auto", ask, _auto_or_whole("--steps"))
     unit = sample_unit(objective).capitalize()
@@ -183,7 +183,7 @@ def _check_tokenizer(model: Model) -> None:
         raise InvalidInputError("--model", f"{problem} with save_pretrained of transformers")
 
 
-def _of_encoder(given: Objective | None, data: str) -> Objective:
+def _of_encoder(given: ObjectiveName | None, data: str) -> ObjectiveName:
     """Return all that an encoder-decoder model can learn."""
     if data != "rows":
         problem = f"an encoder-decoder model needs rows of prompts and completions; the data is {data}"
@@ -193,7 +193,7 @@ def _of_encoder(given: Objective | None, data: str) -> Objective:
     return "seq2seq"
 
 
-def _objective(given: Objective | None, kind: DataKind, has_pairs: bool, ask: Ask | None) -> Objective:
+def _objective(given: ObjectiveName | None, kind: DataKind, has_pairs: bool, ask: Ask | None) -> ObjectiveName:
     """Asked only where the data have answers."""
     if given == "seq2seq":
         raise InvalidInputError("--objective", "seq2seq needs an encoder-decoder model, such as T5 or BART")
@@ -202,10 +202,10 @@ def _objective(given: Objective | None, kind: DataKind, has_pairs: bool, ask: As
             raise InvalidInputError("--objective", f"{given} needs rows with answers; the data is text")
         return "pretrain"
     if has_pairs:
-        question = "Learn to prefer chosen answers, near a reference (dpo) or without one (orpo)"
+        question = "Learn to prefer chosen answers, near a reference (dpo) or without one (orpo, simpo)"
         return _asked(given, question, "dpo", ask, _choice("--objective", PREFERENCES))
     question = "Learn the answers (sft) or every token (pretrain)"
-    return _asked(given, question, "sft", ask, _choice("--objective", OBJECTIVES))
+    return _asked(given, question, "sft", ask, _choice("--objective", DECODER_OBJECTIVES))
 
 
 def _model(path: Path) -> Path:
