@@ -30,9 +30,6 @@ ALLOWED: Final[dict[tuple[str, str], int]] = {
     ("node_agent", "parameters"): 12,
     ("protocol", "docstring"): 15,
     ("protocol", "format"): 28,
-    ("trainer", "alias"): 2,
-    ("trainer", "docstring"): 5,
-    ("trainer", "parameters"): 2,
     ("tui", "docstring"): 7,
     ("tui", "parameters"): 2,
 }

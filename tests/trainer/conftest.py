@@ -196,7 +196,7 @@ def new_rig(run_file, tmp_path, assets):
         settings = Settings.of(config, "here")
         sent: list[m.FromTrainer] = []
         model = wrap(loaded) if wrap else loaded
-        made = Rank(Identity("r", "here", rank or 0), settings, model, dataset, progress, status, sent.append)
+        made = Rank(Identity("r", "here", rank or 0), settings, model, dataset, progress, status, send=sent.append)
         opened.append(made)
         rig = Rig(config, model, dataset, progress, made, sent)
         if rank is None:
@@ -291,7 +291,7 @@ def line(tmp_path, progress, fork_servers):
         socket.bind(f"ipc://{folder}/a")
         with Control(WHO, f"ipc://{folder}/a", progress, status) as control:
             layout = Layout({"a": (4,)}, "x")
-            control.groups.membership = Membership(WHO.rank, layout, GroupTable(), "", None, fork_servers)
+            control.groups.membership = Membership(WHO.rank, layout, GroupTable(), "", None, standby=fork_servers)
             made = Line(control, socket)
             made.hear(m.Alive)
             yield made

@@ -26,7 +26,7 @@ def new_pair(fork_servers):
 
     def make(links):
         layout, table = Layout({"a": (WORDS,)}, "x"), GroupTable(links_per_peer=links)
-        memberships = [Membership(rank, layout, table, "", "ring", fork_servers) for rank in (0, 1)]
+        memberships = [Membership(rank, layout, table, "", "ring", standby=fork_servers) for rank in (0, 1)]
         offer = m.Offer(run="r", generation=m.Generation(1, 1), engine="ring")
         endpoints = tuple(membership.offer(offer) for membership in memberships)
         form = form_of(offer, endpoints)

@@ -48,7 +48,7 @@ def holder():
         generation, standby = m.Generation(1, 1), standby_here()
         def made(engine, ranks):
             layout = Layout({"a": (1000,)}, "x")
-            memberships = [Membership(rank, layout, GroupTable(), "", engine, standby) for rank in range(ranks)]
+            memberships = [Membership(rank, layout, GroupTable(), "", engine, standby=standby) for rank in range(ranks)]
             offer = m.Offer(run="r", generation=generation, engine=engine)
             endpoints = tuple(membership.offer(offer) for membership in memberships)
             return memberships, form_of(offer, endpoints)
@@ -182,7 +182,7 @@ def test_nothing_is_left_of_a_group(new_ranks):
 @pytest.mark.parametrize("engine", ["gloo", "ring"])
 def test_a_peer_that_never_comes_is_waited_for_until_the_deadline(fork_servers, engine):
     layout = Layout({"a": (3,)}, "x")
-    memberships = [Membership(rank, layout, GroupTable(), "", engine, fork_servers) for rank in (0, 1)]
+    memberships = [Membership(rank, layout, GroupTable(), "", engine, standby=fork_servers) for rank in (0, 1)]
     offer = m.Offer(run="r", generation=FIRST, engine=engine)
     group = memberships[0].form(form_of(offer, tuple(one.offer(offer) for one in memberships), 1.0))
     with pytest.raises(GroupError, match=r"^ranks \[0, 1\] did not connect to each other within 1 s$"):
@@ -237,7 +237,7 @@ def test_an_engine_that_fails_is_one_line_and_the_next_process_is_fresh(standby,
 def test_a_reducer_s_title_follows_its_generation(standby, take, monkeypatch):
     monkeypatch.setattr(process_title, "_whose", "rank 1 of demo-20260102-030405")
     layout = Layout({"a": (10,)}, "x")
-    memberships = [Membership(rank, layout, GroupTable(), "", "gloo", standby) for rank in range(2)]
+    memberships = [Membership(rank, layout, GroupTable(), "", "gloo", standby=standby) for rank in range(2)]
     offer = m.Offer(run="r", generation=m.Generation(2, 7), engine="gloo")
     group = memberships[1].form(form_of(offer, tuple(one.offer(offer) for one in memberships)))
     waiting = take(standby, "gloo")

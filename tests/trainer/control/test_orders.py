@@ -21,7 +21,7 @@ FIRST, SECOND, THIRD = (m.Generation(1, n) for n in (1, 2, 3))
 @pytest.fixture
 def peer(fork_servers):
     """Rank 1."""
-    made = Membership(1, Layout({"a": (4,)}, "x"), GroupTable(), "", None, fork_servers)
+    made = Membership(1, Layout({"a": (4,)}, "x"), GroupTable(), "", None, standby=fork_servers)
     yield made
     made.close()
 

@@ -17,7 +17,7 @@ from trainctl.trainer.collective.shared_buffer import Layout, layout_digest
 from trainctl.trainer.collective.standby import Standby
 from trainctl.trainer.loop import train
 from trainctl.trainer.step.progress import FenceAnswer
-from trainctl.trainer.step.rank import level
+from trainctl.trainer.step.rank import copy_state_to_ranks_behind
 
 DEADLINE_SECONDS = HANG_SECONDS
 G = 12
@@ -51,7 +51,7 @@ class Rank:
         self.number, self.thread = number, thread
         self.rig: Any = self.call(new_rig)
         layout = Layout(self.rig.backend.shapes, layout_digest(self.rig.backend.shapes))
-        self.membership = Membership(number, layout, self.rig.config.group, "", None, standby, NAMES)
+        self.membership = Membership(number, layout, self.rig.config.group, "", None, standby=standby, nodes=NAMES)
         self.group: ReducerGroup | None = None
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
@@ -76,7 +76,7 @@ class Rank:
         """What the main thread does then."""
         self.group.complete()
         if form.source is not None:
-            level(self.rig.rank, self.group, form)
+            copy_state_to_ranks_behind(self.rig.rank, self.group, form)
         self.group.formed()
         self.rig.rank.group = self.group
 

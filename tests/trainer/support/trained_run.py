@@ -46,7 +46,7 @@ class TrainedRun:
         self._progress = Progress()
         who, settings = Identity(directory.name, "", 0), Settings.of(config, "here")
         status = StatusWriter(self.paths.status_page(0), os.getpid())
-        rank = Rank(who, settings, self._backend, self._dataset, self._progress, status, lambda message: None)
+        rank = Rank(who, settings, self._backend, self._dataset, self._progress, status, send=lambda message: None)
         self._saver = Saver(rank, config, self.paths, model_digests(model).whole)
         self.batch: Batch = self._dataset.batch(np.arange(6))
         with RunDb(self.paths, resumable=False) as record:

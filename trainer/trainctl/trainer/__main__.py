@@ -107,7 +107,7 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
         loader = Loader(who, config, paths, status, control)
         dataset = loader.data()
         backend, model_files = loader.model(dataset, is_new=arguments.resume_from is None)
-        rank = Rank(who, Settings.of(config, who.node), backend, dataset, progress, status, control.send)
+        rank = Rank(who, Settings.of(config, who.node), backend, dataset, progress, status, send=control.send)
         trainer = Trainer(rank, config, paths, control, model_files, standby)
         trainer.resume(arguments.resume_from, loader.look)
         termination.leave_by(lambda: control.leave(Signalled("ended by a signal")), lambda: trainer.written_bytes)

@@ -7,11 +7,24 @@ it, and never by a mean of means. So everything on the way is a sum:
     rank          + its other micro-batches               in float32, in accumulators
     group         + the other ranks, and their weights W
     update        total * D / (s * W)                     the gradient of the mean, then clipped
+
+D is a power of two near the batch's weight W, so that dividing by it rounds nothing. The lead chooses it
+(node_agent/planning/ranges.py), and `plan.learning_rate` (node_agent/planning/lr_schedule.py).
+
+A fence ends the plan's generation at once (control/orders.py:leave). It kills the reducers, so that a wait for the sum
+ends. It takes the lock of `progress.exclusive` too: what is done within ends first, and the next `exclusive` raises
+AbandonedError. So a gradient is added, and a step committed, whole or not at all.
+
+    loss                  objectives/losses.py; cross-entropy: backends/torch_loss.py, mlx_loss.py
+    new objective         objectives/objective.py says where its two files are
+    out of memory         the micro-batch is halved: step/micro_batches.py; which errors say so: backends/backend.py
+    AdamW, weight decay   its formula: backends/backend.py; torch_adamw.py, mlx_backend.py:_adamw
+    torch and MLX         differ in backends/torch_backend.py and mlx_backend.py, side by side
+    late ranks            get their state in step/rank.py
+    checkpoints           which bits: checkpoints/files.py; when: checkpoints/checkpointer.py
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -48,7 +61,7 @@ def train(rank: Rank, plan: StepPlan, started: float) -> Report:
             _micro_batch(rank, plan, batch, queue, scales, watch)
         except DeviceMemoryError as error:
             queue.halve(error)
-    if rank.dataset.covers(plan.cursor + 2 * plan.global_batch):
+    if rank.dataset.covers(plan.cursor + 2 * plan.global_batch):  # this step's samples and the next one's
         rank.prefetch.expect(queue.of_next_step(rank.targets))
     rank.send(Soon(run=rank.who.run, rank=rank.who.rank, generation=plan.generation, seq=plan.seq))
     totals = backend.totals(with_norm=rank.group.is_alone)  # waits for the device, once a step
@@ -59,13 +72,15 @@ def train(rank: Rank, plan: StepPlan, started: float) -> Report:
     with progress.exclusive(plan.generation):  # a fence waits here until the step is whole
         with watch.phase("optimizer"):
             rank.group.deliver(backend)
-            norm, clip, skipped = _update(rank, plan, batch, tail, totals.norm)
+            norm, clip, skip_reason = _update(rank, plan, batch, tail, totals.norm)
         rank.status.show("commit")
         progress.commit(plan)
-        rank.loss_scale.committed(rank.settings.dtype, skipped)
+        rank.loss_scale.committed(rank.settings.dtype, skip_reason)
         values = {"clip_scale": clip, **step_values(rank.objective, own, tail, rank.group.reduced)}
-        sums = queue.sums(tail.loss_sum, tail.weight, batch.samples, tail.tokens, own.tokens)
-        report = rank.observer.report(plan, watch, sums, own.weight, values, grad_norm=norm, skipped=skipped)
+        sums = queue.sums(
+            loss_sum=tail.loss_sum, weight=tail.weight, samples=batch.samples, tokens=tail.tokens, own_tokens=own.tokens
+        )
+        report = rank.observer.report(plan, watch, sums, own.weight, values, grad_norm=norm, skipped=skip_reason)
         progress.remember(report)
     return report
 
@@ -91,19 +106,12 @@ def _begin(rank: Rank, plan: StepPlan) -> HalfBatch:
 def _micro_batch(
     rank: Rank, plan: StepPlan, batch: HalfBatch, queue: MicroBatchQueue, scales: tuple[float, ...], watch: Stopwatch
 ) -> None:
-    """Take the next micro-batch forward and backward, and add its gradient: all of it, and only if the plan's
-    generation still stands."""
+    """Take the next micro-batch forward and backward, and add its gradient."""
     positions, backend = queue.next, rank.backend
     with watch.phase("data"):
         data = rank.prefetch.get(positions, queue.following())
-
-    @contextmanager
-    def commit() -> Iterator[None]:
-        with rank.progress.exclusive(plan.generation):
-            yield
-            batch.add(positions, rank.objective.weights(data), data.tokens)
-
-    backend.loss_and_gradient(data, scales, commit=commit(), phase=partial(watch.phase, device=backend.device))
+    adding = rank.progress.adding(plan.generation, batch, positions, rank.objective.weights(data), data.tokens)
+    backend.loss_and_gradient(data, scales, commit=adding, phase=partial(watch.phase, device=backend.device))
     queue.done()
 
 
@@ -111,7 +119,7 @@ def _step_scales(rank: Rank, plan: StepPlan, batch: HalfBatch) -> tuple[float, .
     """Return what each term of the loss is multiplied by before backward. With several terms, no factor after the sum
     could give each its own divisor: all ranks alike take the step's whole weights from its samples beforehand."""
     scale = batch.scale / plan.divisor
-    if len(rank.objective.row.weights) == 1:
+    if len(rank.objective.spec.weights) == 1:
         return (scale,)
     whole = np.arange(plan.cursor, plan.cursor + plan.global_batch, dtype=np.int64)
     return term_scales(scale, rank.objective.weights(rank.batch(whole)))
@@ -119,7 +127,7 @@ def _step_scales(rank: Rank, plan: StepPlan, batch: HalfBatch) -> tuple[float, .
 
 def _own_tail(rank: Rank, batch: HalfBatch, sums: Sums) -> Tail:
     """Return what this rank adds to the sums that travel behind the gradients."""
-    weights = {name: batch.weights.get(name, 0.0) for name in rank.objective.row.weights}
+    weights = {name: batch.weights.get(name, 0.0) for name in rank.objective.spec.weights}
     bad = int(not all(map(math.isfinite, sums.losses.values())))
     return Tail(sums.losses, weights, sums.metrics, batch.tokens, bad)
 
@@ -131,8 +139,8 @@ def _update(
     why the update was skipped. `read_norm`: the accumulators', where it has been read."""
     to_mean = plan.divisor / (batch.scale * tail.weight) if tail.weight > 0 else math.nan
     norm = (rank.backend.gradient_norm() if read_norm is None else read_norm) * to_mean
-    if (skipped := _skip_reason(tail, norm)) is not None:
-        return norm, 1.0, skipped
+    if (reason := _skip_reason(tail, norm)) is not None:
+        return norm, 1.0, reason
     limit = rank.settings.clip_norm
     clip = min(1.0, limit / (norm + _CLIP_EPSILON)) if limit > 0 else 1.0
     with rank.observer.update(plan.step):

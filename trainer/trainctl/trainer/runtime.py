@@ -43,7 +43,7 @@ from trainctl.trainer.loading import likely_engine
 from trainctl.trainer.loop import train
 from trainctl.trainer.profiling.profiler import Profiler
 from trainctl.trainer.step import preflight, side_plans
-from trainctl.trainer.step.rank import Rank, level
+from trainctl.trainer.step.rank import Rank, copy_state_to_ranks_behind
 from trainctl.trainer.step.sampler import SAMPLE_FAILURES, PairTexts, Sampler
 
 
@@ -81,7 +81,7 @@ class Trainer:
         interface = config.nodes.get(who.node, NodeTable()).interface
         layout = Layout(backend.shapes, layout_digest(backend.shapes))
         self._membership = Membership(
-            who.rank, layout, config.group, interface, likely_engine(config), standby, tuple(config.nodes)
+            who.rank, layout, config.group, interface, likely_engine(config), standby=standby, nodes=tuple(config.nodes)
         )
 
     def resume(self, folder: Path | None, look: Look) -> None:
@@ -117,7 +117,7 @@ class Trainer:
                 if not self._act(order, started):
                     is_orderly = True
                     return
-                if not isinstance(order, Fence):  # the time in which the group has no generation is no one's wait
+                if not isinstance(order, Fence):  # between a fence and the next group, no plan is waited for
                     started = time.perf_counter()
         finally:
             self.checkpointer.wait()
@@ -187,7 +187,7 @@ class Trainer:
             group.complete()
             joined = time.perf_counter()
             if form.source is not None:
-                level(self._rank, group, form)
+                copy_state_to_ranks_behind(self._rank, group, form)
             group.formed()
         except (AbandonedError, GroupError) as error:
             group.close()

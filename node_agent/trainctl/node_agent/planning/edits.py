@@ -113,7 +113,7 @@ def _learning_rate(settings: Settings, args: verbs.SetLr, step: int, config: Run
 
 
 def _check_rate(rule: LrRule, field: str, config: RunFile) -> None:
-    """Return whether the rest of the schedule stays within what a learning rate may be."""
+    """Raise InvalidInputError if the rest of the schedule exceeds the highest learning rate allowed."""
     peak = rule.number * (config.optimizer.learning_rate if rule.kind == "schedule" else 1.0)
     if not math.isfinite(peak) or peak > MAX_LEARNING_RATE:
         raise InvalidInputError(

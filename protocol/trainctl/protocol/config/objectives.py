@@ -57,8 +57,8 @@ class UsualRange:
     first: float = 0.0  # value that `init` writes
 
 
-class Objective(NamedTuple):
-    """A training objective: its loss, and what that is divided by."""
+class ObjectiveSpec(NamedTuple):
+    """Everything about an objective but its formula, which is in trainer/objectives/losses.py."""
 
     weights: tuple[str, ...]  # each divides a term of the loss; metrics and rates are per unit of the first
     loss_unit: str
@@ -172,10 +172,10 @@ _SEQ2SEQ_RATES: Final = (
     _ADAPTER_RATES,
 )
 
-OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
-    "pretrain": Objective(("tokens",), "nats per token", _TEXT_RATES),  # every target counts
-    "sft": Objective(("tokens",), "nats per token", _ANSWER_RATES, needs_mask=True),  # by the samples' masks
-    "dpo": Objective(
+OBJECTIVES: Final[dict[ObjectiveName, ObjectiveSpec]] = {
+    "pretrain": ObjectiveSpec(("tokens",), "nats per token", _TEXT_RATES),  # every target counts
+    "sft": ObjectiveSpec(("tokens",), "nats per token", _ANSWER_RATES, needs_mask=True),  # by the samples' masks
+    "dpo": ObjectiveSpec(
         ("pairs",),
         "per pair",
         _DPO_RATES,
@@ -185,7 +185,7 @@ OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
         settings=("loss", "beta", "label_smoothing", "reference"),
         held_out=(*_VOCABULARY, _KL),
     ),
-    "orpo": Objective(
+    "orpo": ObjectiveSpec(
         ("pairs", "tokens"),
         "nats per token + per pair",
         _ORPO_RATES,
@@ -195,7 +195,7 @@ OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
         settings=("beta",),
         held_out=_VOCABULARY,
     ),
-    "simpo": Objective(
+    "simpo": ObjectiveSpec(
         ("pairs",),
         "per pair",
         _SIMPO_RATES,
@@ -205,7 +205,7 @@ OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
         settings=("beta", "gamma"),
         held_out=_VOCABULARY,
     ),
-    "seq2seq": Objective(
+    "seq2seq": ObjectiveSpec(
         ("tokens",), "nats per token", _SEQ2SEQ_RATES, needs_mask=True, sequences=2, encodes_prompts=True
     ),
 }
@@ -227,14 +227,14 @@ class ObjectiveTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def objective_name(table: ObjectiveTable, data_kind: str) -> ObjectiveName:
-    """The objective that a run file asks for, on data of a kind."""
+    """Return the objective that a run file asks for, on data of a kind."""
     if table.kind != "auto":
         return table.kind
     return "pretrain" if data_kind == "text" else "sft"
 
 
-def objective_of(table: ObjectiveTable, data_kind: str) -> Objective:
-    """Its row of the table."""
+def objective_of(table: ObjectiveTable, data_kind: str) -> ObjectiveSpec:
+    """Return the table's row of the objective that a run file asks for."""
     return OBJECTIVES[objective_name(table, data_kind)]
 
 
@@ -246,7 +246,7 @@ def caches_reference(table: ObjectiveTable, *, has_adapter: bool) -> bool:
 
 
 def which_have(setting: str) -> str:
-    """The objectives that a field of the table acts on, for an error."""
+    """Return the objectives that a field of the table acts on, for an error."""
     return " or ".join(f'"{name}"' for name, row in OBJECTIVES.items() if setting in row.settings)
 
 

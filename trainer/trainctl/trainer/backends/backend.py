@@ -36,9 +36,10 @@ from trainctl.trainer.objectives.objective import Objective, Sums
 
 BackendName = Literal["torch", "mlx"]
 SlotName = str
-"""One float32 value for each trained scalar: "accumulators", "weights", or one of `Backend.slots`."""
+"""The name of a set of float32 arrays, one for each trained parameter: "accumulators", "weights", or one of
+`Backend.slots`."""
 ADAMW_SLOTS: Final = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps of each parameter, by torch's names: the first and second moments of its gradient."""
+"""Moments that AdamW keeps for each parameter, by torch's names: the first and the second of its gradient."""
 _MAX_SURE_NORM = 1e18
 """Norm below which no square has overflowed float32."""
 _SMALL = 2.0**-100
@@ -139,7 +140,9 @@ class Backend(ABC):
 
     name: BackendName
     recipe: TrainingRecipe
-    slots: tuple[str, ...]  # of the optimizer, () without one: levelled, kept in checkpoints and resumed beside weights
+    slots: tuple[
+        str, ...
+    ]  # of the optimizer, () without one: copied to late ranks and saved in checkpoints, as weights are
     shapes: Mapping[str, tuple[int, ...]]  # of each trainable parameter by Hugging Face name, names ascending
     out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
     updates: int  # AdamW's t: how often `update` was called in the life of the state
@@ -192,7 +195,7 @@ class Backend(ABC):
     def totals(self, *, with_norm: bool = False) -> Totals:
         """Return what has been accumulated since `clear`; waits for the device, once."""
         rows, norm = self._read(with_norm)
-        row = self.recipe.objective.row
+        row = self.recipe.objective.spec
         empty = [0.0] * (len(row.weights) + len(row.metrics))
         numbers = np.array(rows, np.float64).sum(axis=0).tolist() if rows else empty
         return Totals(self.recipe.objective.named(numbers), self._finite(norm) if with_norm else None)
@@ -287,15 +290,15 @@ class Backend(ABC):
         """Return whether an error is one of the library's that say so."""
         return isinstance(error, MemoryError) or any(words in str(error).lower() for words in cls.out_of_memory_words)
 
-    # ------------------------------------------------------------ what the libraries do differently
+    # ------------------------------------ each library's own, as are `open`, `compute`, `update`, `copy_out`, `copy_in`
 
     @abstractmethod
     def _forward(self, batch: Batch, scales: Sequence[float]) -> None:
-        """Compute the objective's sums, and the loss that `_backward` differentiates."""
+        """Compute the objective's sums and the loss. MLX also puts the gradient, not yet computed, into scratch."""
 
     @abstractmethod
     def _backward(self) -> None:
-        """Put the gradient into scratch."""
+        """Compute the gradient, which is then in scratch."""
 
     @abstractmethod
     def _accumulate(self) -> None:

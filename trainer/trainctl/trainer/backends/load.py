@@ -45,7 +45,7 @@ trained model of 135 million parameters."""
 _MAX_MOVED_LOW: Final = 1.0
 """Change that packing may cause with a kernel that computes in 16 bits alone."""
 _ODD: Final = (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError)
-"""What a model raises whose cache is unlike mlx-lm's, or whose attention can't be that which was asked for."""
+"""Errors of a model whose cache is unlike mlx-lm's, or whose attention can't be that which was asked for."""
 
 
 def import_library(config: RunFile, node: str, where: str) -> None:

@@ -196,7 +196,8 @@ class MlxBackend(Backend):
             sums[name] = gradient.astype(mx.float32) if total is None else total + gradient
         mx.eval(sums)
         self._accumulators |= sums
-        self._scratch |= dict.fromkeys(names)
+        for name in names:
+            del self._scratch[name]  # frees the gradient
 
     def _forget(self) -> None:
         self._scratch, self._sums = {}, []
@@ -218,11 +219,15 @@ class MlxBackend(Backend):
         total: Any = mx.sum(mx.stack([squares[name] for name in gradients]))
         return math.sqrt(float(total.item()))
 
+    # MLX writes a result to the memory of an operand that nothing else refers to. So an update needs no second copy of
+    # the model, as long as this holds whenever a group is evaluated: no dict, local name or module refers to the old
+    # arrays of its parameters, moments and gradients.
+
     def update(self, learning_rate: float, factor: float) -> None:
-        """Update group by group. Nothing else refers to a parameter's old arrays by then, so that MLX writes the new
-        ones to their memory, and a group's gradient is freed with it."""
+        """Update group by group, and free each gradient on the way."""
         self.updates += 1
-        gradients, self._accumulators = self._gradients(), {}
+        gradients = self._gradients()
+        self._accumulators = {}
         for names in self._groups:
             for name in names:
                 self._update_parameter(name, gradients.pop(name), learning_rate, factor)
@@ -232,7 +237,8 @@ class MlxBackend(Backend):
 
     def _update_parameter(self, name: str, g: Any, rate: float, factor: float) -> None:
         p = self._weights.masters[name]
-        m, v = (self._moments[slot].pop(name).astype(mx.float32) for slot in ADAMW_SLOTS)  # other objects than before
+        # `astype` gives new objects, so that slices assigned to them below show in no array that someone else holds
+        m, v = (self._moments[slot].pop(name).astype(mx.float32) for slot in ADAMW_SLOTS)
         if p.size <= self._piece_values:
             new, m, v = self._adamw(p, g * factor, m, v, rate)
         else:  # what is computed on the way takes several times as much as the result

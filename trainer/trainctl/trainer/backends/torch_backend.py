@@ -71,11 +71,11 @@ class TorchBackend(Backend):
     ) -> None:
         """`compiled`: its layers, if they are."""
         self.recipe, self._dtype = recipe, dtype
-        self._place = device or torch.device("cpu")
-        self._on_cuda = self._place.type == "cuda"
-        self.device = open_device(self._place, recipe.limit_bytes)
-        self._model = model.to(self._place).train()
-        self.passes = TorchPasses(self._model, self._place, recipe.adapter, compiled)
+        self._torch_device = device or torch.device("cpu")
+        self._on_cuda = self._torch_device.type == "cuda"
+        self.device = open_device(self._torch_device, recipe.limit_bytes)
+        self._model = model.to(self._torch_device).train()
+        self.passes = TorchPasses(self._model, self._torch_device, recipe.adapter, compiled)
         self._compiled = compiled
         if compiled is not None:
             self.compile_meter = compiled.meter
@@ -244,7 +244,7 @@ class TorchBackend(Backend):
     def copy_in(self, slot: SlotName, arrays: Mapping[str, Array]) -> None:
         tensors = self._as_tensors(arrays)
         if slot == "accumulators":  # on a CPU the arrays' memory
-            self._accumulators = [tensor.to(self._place, non_blocking=self._on_cuda) for tensor in tensors]
+            self._accumulators = [tensor.to(self._torch_device, non_blocking=self._on_cuda) for tensor in tensors]
             if self._on_cuda:
                 self.device.wait()  # the arrays may be written to afterwards
         elif slot == "weights":
@@ -264,7 +264,7 @@ class TorchBackend(Backend):
         """Return the memory of a slot that stays where it is, on a CPU in float32; looked for again where it has moved.
         None of other slots, which views would keep in memory."""
         table = self.recipe.optimizer
-        if self._place.type != "cpu" or slot == "accumulators" or table is None or table.kind != "adamw":
+        if self._torch_device.type != "cpu" or slot == "accumulators" or table is None or table.kind != "adamw":
             return None
         tensors = self._slot(slot)
         places = [tensor.data_ptr() for tensor in tensors]
@@ -291,8 +291,8 @@ class TorchBackend(Backend):
     def _random_state(self) -> dict[str, NDArray[Any]]:
         states = {"torch.cpu": torch.get_rng_state().numpy()}
         if self._on_cuda:
-            states["torch.cuda"] = torch.cuda.get_rng_state(self._place).numpy()
-        elif self._place.type == "mps":
+            states["torch.cuda"] = torch.cuda.get_rng_state(self._torch_device).numpy()
+        elif self._torch_device.type == "mps":
             states["torch.mps"] = torch.mps.get_rng_state().numpy()
         return states
 
@@ -300,13 +300,15 @@ class TorchBackend(Backend):
         if "torch.cpu" in states:
             torch.set_rng_state(torch.from_numpy(states["torch.cpu"].copy()))
         if "torch.cuda" in states and self._on_cuda:
-            torch.cuda.set_rng_state(torch.from_numpy(states["torch.cuda"].copy()), self._place)
-        if "torch.mps" in states and self._place.type == "mps":
+            torch.cuda.set_rng_state(torch.from_numpy(states["torch.cuda"].copy()), self._torch_device)
+        if "torch.mps" in states and self._torch_device.type == "mps":
             torch.mps.set_rng_state(torch.from_numpy(states["torch.mps"].copy()))
 
     def _memory_by_part(self) -> MemoryByPart:
         tensors = (*self._model.parameters(), *self._model.buffers())
-        weights = sum(tensor.nbytes for tensor in tensors if tensor.device == self._place) + self._weights.kept_bytes
+        weights = (
+            sum(tensor.nbytes for tensor in tensors if tensor.device == self._torch_device) + self._weights.kept_bytes
+        )
         if self._optimizer is None:
             return MemoryByPart(weights, 0, 0)
         return MemoryByPart(weights, 4 * sum(p.numel() for p in self._parameters), self._optimizer.held_bytes)

@@ -85,7 +85,7 @@ class StepRunner:
             data,
             self._progress,
             self._status,
-            lambda _: None,
+            send=lambda _: None,
         )
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Checkpoints: written atomically, and read back."""
+"""Checkpoints, written atomically and read back: which bits are saved (`files.py`), and when."""

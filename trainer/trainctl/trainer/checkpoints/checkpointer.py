@@ -1,5 +1,5 @@
-"""A rank's checkpoint plans: a copy between two steps, written by a thread while training continues, and the messages
-to the agent."""
+"""When a rank writes a checkpoint: it carries out checkpoint plans. Between two steps saver.py copies the state, and a
+thread writes the copy while training continues. Messages tell the agent. Which bits: files.py."""
 
 import os
 import sys

@@ -1,4 +1,5 @@
-"""Checkpoint files: written whole or not at all, loaded to resume, and removed once newer ones have been read back.
+"""The bits of a checkpoint and their files: written whole or not at all, loaded to resume, and removed once newer ones
+have been read back. `LoopState` and backend.py's `State` are all that is saved.
 
 A checkpoint folder is itself a Hugging Face directory (config.json, model.safetensors in float32, tokenizer files), or
 with an adapter a directory of peft's (adapter_config.json, adapter_model.safetensors), so any tool can load it. Beside

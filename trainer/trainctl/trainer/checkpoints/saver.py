@@ -1,4 +1,5 @@
-"""One rank's checkpoints: copied of the last committed step, written from the copy, and loaded at the start."""
+"""Between a rank and its checkpoint files: copies the state of the last committed step in memory, writes the copy by
+files.py, and loads a checkpoint at the start. checkpointer.py says when."""
 
 import platform
 import time

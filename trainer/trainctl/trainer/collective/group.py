@@ -30,6 +30,7 @@ from trainctl.trainer.collective.shared_buffer import (
     write_tail,
 )
 from trainctl.trainer.common.errors import AbandonedError, EngineError, GroupError
+from trainctl.trainer.objectives.objective import reported_loss_sum
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,8 @@ order and an answer."""
 
 @dataclass(frozen=True)
 class Tail:
-    """Numbers behind the gradients, so that every rank decides from the same sums."""
+    """The numbers that are summed over the ranks together with the gradients, and lie after them in the buffer: every
+    rank decides from the same sums."""
 
     losses: Mapping[str, float]  # nats, by the weight that each is divided by
     weights: Mapping[str, float]
@@ -59,9 +61,7 @@ class Tail:
     @property
     def loss_sum(self) -> float:
         """The loss times `weight`: each term is divided by its own weight."""
-        first, *others = self.losses
-        terms = [self.losses[name] * self.weight / self.weights[name] for name in others if self.weights[name]]
-        return sum(terms, self.losses[first])
+        return reported_loss_sum(self.losses, self.weights)
 
     def numbers(self) -> list[float]:
         """Return all numbers, in an order that is the same on all ranks."""

@@ -49,13 +49,14 @@ class Membership:
         table: GroupTable,
         interface: str,
         likely: Engine | None,
+        *,
         standby: Standby | None = None,
         nodes: Sequence[str] = (),
     ) -> None:
         """`interface` is the one to sum over, empty for loopback; `likely` is the engine to keep ready, if any, by a
-        `standby` that may be at it already."""
+        `standby` that may have begun; `nodes` are names by rank, for errors."""
         self._rank, self._layout, self._table, self._interface = rank, layout, table, interface
-        self._nodes = nodes  # names by rank, for errors
+        self._nodes = nodes
         self._likely: Engine | None = likely
         self._standby = standby or standby_here()
         self._offered: _Offered | None = None

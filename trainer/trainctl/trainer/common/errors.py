@@ -17,12 +17,14 @@ LIBRARY_FAILURES = (OSError, RuntimeError, MemoryError, ValueError, LookupError,
 
 
 class DeviceMemoryError(Exception):
-    """The device has no room for this micro-batch; the scratch is empty again, accumulators and weights are
-    untouched."""
+    """The device has no room for this micro-batch. Its graph and gradient are freed; accumulators and weights are
+    untouched. MLX adds a gradient in groups: where memory runs out after the first one, the library's own error is
+    raised instead, and ends the rank (`MlxBackend._accumulate`)."""
 
 
 class GroupError(TrainctlError):
-    """Joining, levelling or summing failed; what this rank holds is as it was."""
+    """Joining a group, summing over it or copying state within it failed. Accumulators, weights and optimizer are as
+    they were, unless a copy of state stopped half-way: see step/rank.py for what this rank then holds."""
 
 
 class EngineError(GroupError):

@@ -78,7 +78,8 @@ class GroupOrders:
         self.outcome: Formed | GroupFailed | None = None  # of the newest order to form, once it is known
 
     def leave(self, order: Fence) -> None:
-        """End the reducer, whatever it is at."""
+        """Kill the reducers, whether they join, sum or wait: a main thread that waits for the sum then gets
+        AbandonedError."""
         if self._progress.is_outdated(order.generation):
             return
         self.outcome = None

@@ -68,7 +68,7 @@ class Control:
         self.detail = ""  # how far the phase has come
         self._sealed: Sealed | None = None  # of a growing file
         self.repeated: list[Callable[[], messages.FromTrainer | None]] = [lambda: self._sealed]
-        """What heartbeats repeat: of a growing file, of the newest checkpoint and of the newest profile."""
+        """Messages that heartbeats repeat: about a growing file, the newest checkpoint and the newest profile."""
         self.on_recorded: Callable[[StepPlan], None] = lambda _: None
         """Receives a checkpoint's plan that comes again, since the lead's disk has its record up to that step."""
         self._outbox = Outbox()

@@ -4,7 +4,7 @@ Both answers of a pair are rows of one batch: row 2k is the chosen answer of pai
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, assert_never
 
 from trainctl.protocol.config.objectives import ObjectiveMetric, ObjectiveName, ObjectiveTable, objective_name
 from trainctl.protocol.config.run_tables import RunFile
@@ -21,14 +21,18 @@ def objective_for(config: RunFile) -> Objective:
             return Orpo(config.objective)
         case "simpo":
             return Simpo(config.objective)
-        case name:
+        case "pretrain" | "sft" | "seq2seq" as name:
             return NextToken(name)
+        case name:
+            assert_never(name)
 
 
 class NextToken(Objective):
     """Cross-entropy of the next token, per counted token: pretraining, supervised fine-tuning, and encoder-decoder
     models. They differ in which targets count: everything, what the samples' masks choose, or a completion whose prompt
-    goes through the encoder."""
+    goes through the encoder.
+
+    `Outputs.loss_sum` computes it: in `backends/torch_loss.py` and `backends/mlx_loss.py`."""
 
     def sums(self, outputs: Outputs) -> Sums:
         return Sums({"tokens": outputs.loss_sum()}, {})
@@ -45,7 +49,7 @@ class _Preference(Objective):
         return {"pairs": float(len(batch))}
 
     def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
-        return vocabulary_sums(outputs, self.row.held_out)
+        return vocabulary_sums(outputs, self.spec.held_out)
 
 
 class Dpo(_Preference):

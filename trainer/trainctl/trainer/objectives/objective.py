@@ -1,5 +1,8 @@
 """The interface of objectives: from a model's outputs on one batch to named sums and named weights.
 
+A new objective goes into two files. Its name, weights, metrics and settings: `OBJECTIVES` and `ObjectiveName` in
+protocol/config/objectives.py. Its formula: a class in losses.py, chosen in `objective_for`.
+
 Only sums, never means: those of all micro-batches on all ranks add up to the same loss and metrics however the batch
 is cut. A loss may have several terms, each divided by a weight of its own.
 """
@@ -30,7 +33,7 @@ class Outputs(ABC):
 
     @abstractmethod
     def token_losses(self) -> Any:
-        """Return [B, T] nats, 0 where a target doesn't count."""
+        """Return the cross-entropy of each target, [B, T] nats; 0 where a target doesn't count."""
 
     @abstractmethod
     def every_loss(self) -> Any:
@@ -82,28 +85,28 @@ class Sums:
 
 
 class Objective(ABC):
-    """One of a run's. What it holds follows from the run file."""
+    """The objective of a run. What it holds follows from the run file."""
 
     def __init__(self, name: ObjectiveName) -> None:
         self.name: ObjectiveName = name
-        self.row = OBJECTIVES[name]
+        self.spec = OBJECTIVES[name]
 
     @abstractmethod
     def sums(self, outputs: Outputs) -> Sums:
-        """Return the sums of one batch, differentiable, in the order of the objective's row."""
+        """Return the sums of one batch, differentiable, in the order of `spec`."""
 
     def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
-        """Return the sums that only an evaluation has, by the names in the row's `held_out`. Sums that the model can't
+        """Return the sums that only an evaluation has, by the names in `spec.held_out`. Sums that the model can't
         give are missing."""
         return {}
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return what the batch adds to each weight."""
-        return dict.fromkeys(self.row.weights, batch.weight)
+        return dict.fromkeys(self.spec.weights, batch.weight)
 
     def named(self, numbers: list[float]) -> Sums:
         """Return `Sums.numbers` with their names again."""
-        weights, metrics = self.row.weights, [metric.name for metric in self.row.metrics]
+        weights, metrics = self.spec.weights, [metric.name for metric in self.spec.metrics]
         count = len(weights)
         return Sums(dict(zip(weights, numbers[:count], strict=True)), dict(zip(metrics, numbers[count:], strict=True)))
 
@@ -112,3 +115,10 @@ def term_scales(scale: float, weights: Mapping[str, float]) -> tuple[float, ...]
     """Return the factor of each term of a loss before backward: `scale`, relative to the first term's weight."""
     first, *others = weights.values()
     return (scale, *(scale * first / other if other else 0.0 for other in others))
+
+
+def reported_loss_sum(losses: Mapping[str, float], weights: Mapping[str, float]) -> float:
+    """Return the loss times the first weight, for losses and weights by the same names: each term is divided by its own
+    weight. A term without weight is left out."""
+    first, *others = losses
+    return sum((losses[name] * weights[first] / weights[name] for name in others if weights[name]), losses[first])

@@ -36,7 +36,7 @@ from trainctl.trainer.step.rank import Settings
 COLD_SECONDS, WARM_SECONDS = 3.0, 1.0
 """Most that is read from the disk, and least that is read from memory."""
 _MOST_SAMPLES = 1 << 17
-"""That are read from the disk."""
+"""Limit of the samples that are read from the disk."""
 _PASSES = 3
 """Micro-batches timed to find what training takes, after one that warms up."""
 
@@ -136,7 +136,7 @@ def _warm(reader: MicroBatchReader, pieces: Sequence[Indices]) -> Assembling:
 def _timed_need(config: RunFile, node: str, reader: MicroBatchReader, where: str) -> StepNeed:
     """Time forward and backward of a few micro-batches."""
     backend = load(config, config.nodes.get(node, NodeTable()), where)
-    scales = (1.0,) * len(backend.recipe.objective.row.weights)
+    scales = (1.0,) * len(backend.recipe.objective.spec.weights)
     timed: list[tuple[int, float]] = []
     pieces = reader.pieces()
     for number in range(_PASSES + 1):

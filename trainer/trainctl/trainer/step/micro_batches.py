@@ -109,9 +109,9 @@ class MicroBatchQueue:
         self._pieces = deque(self._micro_batches.pieces(*rest, self._size))
 
     def sums(
-        self, loss_sum: float = 0.0, weight: float = 0.0, samples: int = 0, tokens: int = 0, own_tokens: int = 0
+        self, *, loss_sum: float = 0.0, weight: float = 0.0, samples: int = 0, tokens: int = 0, own_tokens: int = 0
     ) -> PlanSums:
-        """Return what the plan came to, with the micro-batch in use at the end and how often it was halved."""
+        """Return the plan's sums, with the micro-batch in use at the end and how often it was halved."""
         micro_batch = min(self._size, len(self._positions))
         return PlanSums(micro_batch, self._replays, loss_sum, weight, samples, tokens, own_tokens)
 

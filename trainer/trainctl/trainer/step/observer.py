@@ -107,7 +107,7 @@ class Observer:
         token."""
         if self.flops is None or not sums.tokens or seconds <= 0:
             return _NOTHING
-        unit, each = seconds * 1e12, self._backend.recipe.objective.row.sequences
+        unit, each = seconds * 1e12, self._backend.recipe.objective.spec.sequences
         return {
             "tflops": self.flops.of(sums.own_tokens, sums.samples * each) / unit,
             "run_tflops": self.flops.of(sums.tokens, plan.global_batch * each) / unit,
@@ -207,7 +207,7 @@ def step_values(objective: Objective, own: Tail, tail: Tail, reduced: Reduced | 
     """Return a step's metrics by name: the mean loss over the rank's own samples in nats per unit of weight, the
     objective's over all ranks, and bytes and rate of the sum. What has no weight, or wasn't summed, is left out."""
     values = {"own_loss": own.loss_sum / own.weight} if own.weight > 0 else {}
-    for row in objective.row.metrics:
+    for row in objective.spec.metrics:
         if tail.weights[row.weight]:
             values[row.name] = tail.metrics[row.name] / tail.weights[row.weight]
     if reduced is not None:

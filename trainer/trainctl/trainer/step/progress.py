@@ -43,12 +43,12 @@ class LossScale:
     def of(cls, dtype: str) -> "LossScale":
         return cls(_FIRST_SCALE if dtype == "float16" else 1.0)
 
-    def committed(self, dtype: str, skipped: str | None) -> None:
+    def committed(self, dtype: str, skip_reason: str | None) -> None:
         """Halve after a step that was skipped, double after 2000 in a row that weren't."""
         if dtype != "float16":
             return
-        self.good_steps = 0 if skipped else self.good_steps + 1
-        if skipped:
+        self.good_steps = 0 if skip_reason else self.good_steps + 1
+        if skip_reason:
             self.value = max(_MIN_SCALE, self.value / 2)
         elif self.good_steps >= _GROW_SCALE_AFTER:
             self.value, self.good_steps = min(_MAX_SCALE, self.value * 2), 0
@@ -112,6 +112,16 @@ class Progress:
         with self._lock:
             self.check(generation)
             yield
+
+    @contextmanager
+    def adding(
+        self, generation: Generation, batch: HalfBatch, positions: Indices, weights: Mapping[str, float], tokens: int
+    ) -> Iterator[None]:
+        """Within, add a micro-batch's gradient to the accumulators: `exclusive`, and its samples are part of the batch
+        if nothing is raised."""
+        with self.exclusive(generation):
+            yield
+            batch.add(positions, weights, tokens)
 
     def check(self, generation: Generation) -> None:
         """Raise AbandonedError if there is no point in continuing under `generation`; cheap, and needs no lock."""

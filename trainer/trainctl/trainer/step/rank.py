@@ -1,8 +1,8 @@
-"""A loaded rank, which the training loop and the side plans work with, and how one rank's state is given to others: to
-those behind when a group is formed, to all when replicas have drifted apart.
+"""A loaded rank, which the training loop and the side plans work with, and copies of one rank's state to others: to
+ranks that come late or are behind when a group is formed, to all when replicas have drifted apart.
 
-Weights and the optimizer's slots travel one after another, as they are to the bit; then AdamW's count and the loss
-scale.
+Weights and the optimizer's slots travel one after another, bit for bit; then AdamW's count and the loss scale. What a
+checkpoint saves is in checkpoints/files.py.
 """
 
 import functools
@@ -78,6 +78,7 @@ class Rank:
         dataset: TrainingData,
         progress: Progress,
         status: StatusWriter,
+        *,
         send: Callable[[FromTrainer], None],
     ) -> None:
         """`send` passes a message to the agent without waiting."""
@@ -116,9 +117,10 @@ class Rank:
         return self.dataset.samples_at(positions, self.settings.seed)
 
 
-def level(rank: Rank, group: Group, form: Form) -> None:
-    """Take part in giving the source's state to the ranks behind; one of those then stands at the form's step. Raises
-    GroupError or AbandonedError; a rank left with part of a state is marked so in its progress."""
+def copy_state_to_ranks_behind(rank: Rank, group: Group, form: Form) -> None:
+    """Copy the state of rank `form.source` to the late ranks, `form.behind`, which then stand at the form's step. All
+    ranks of the group call it. Raises GroupError or AbandonedError; a rank behind that has received only a part of the
+    state then holds a torn one (`Progress.whole` is False), and trains again only after a whole copy."""
     backend, scale, progress = rank.backend, rank.loss_scale, rank.progress
     takes = rank.who.rank in form.behind
     for part in ("weights", *backend.slots):
@@ -135,10 +137,10 @@ def level(rank: Rank, group: Group, form: Form) -> None:
             progress.take_over(form.step, form.cursor)
 
 
-def take_lowest(rank: Rank, generation: Generation) -> float:
-    """Take over the weights and slots of the group's lowest rank, which is at the same step. Returns the drift: the
-    largest difference between a weight of this rank and the lowest's, over the root mean square of the lowest's. Raises
-    as `level`; stopped half-way, the state is still one of this step, to rounding."""
+def copy_state_of_lowest_rank(rank: Rank, generation: Generation) -> float:
+    """Copy the weights and slots of the group's lowest rank, which is at the same step, to this one. Return the drift:
+    the largest difference between a weight of this rank and the lowest's, over the root mean square of the lowest's.
+    Raises GroupError or AbandonedError; stopped half-way, the state is still one of this step, but for rounding."""
     backend, group, drift = rank.backend, rank.group, 0.0
     for part in ("weights", *backend.slots):
         arrays = group.share(None, functools.partial(backend.copy_out, part))

@@ -9,14 +9,13 @@ import msgspec
 
 from trainctl.protocol.config.objectives import ANSWER_TOKENS
 from trainctl.protocol.messages import FREED, EvaluatedPair, EvaluationReport, Probed, Report, StepPlan, followed_pairs
-from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.permutation import Indices
-from trainctl.trainer.objectives.objective import Objective, Sums, term_scales
+from trainctl.trainer.objectives.objective import Objective, Sums, reported_loss_sum, term_scales
 from trainctl.trainer.step import preflight
 from trainctl.trainer.step.observer import Stopwatch
-from trainctl.trainer.step.rank import Rank, take_lowest
+from trainctl.trainer.step.rank import Rank, copy_state_of_lowest_rank
 
 
 class HeldOutSums:
@@ -24,8 +23,8 @@ class HeldOutSums:
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
-        self.losses = dict.fromkeys(objective.row.weights, 0.0)
-        self.weights = dict.fromkeys((*objective.row.weights, ANSWER_TOKENS), 0.0)
+        self.losses = dict.fromkeys(objective.spec.weights, 0.0)
+        self.weights = dict.fromkeys((*objective.spec.weights, ANSWER_TOKENS), 0.0)
         self.metrics: dict[str, float] = {}
         self.samples = 0
         self.pairs: tuple[EvaluatedPair, ...] = ()  # the first and the worst of the rank's, by index
@@ -44,13 +43,12 @@ class HeldOutSums:
     @property
     def weight(self) -> float:
         """The first weight, which the loss is reported per."""
-        return self.weights[self._objective.row.weight_unit]
+        return self.weights[self._objective.spec.weight_unit]
 
     @property
     def loss_sum(self) -> float:
         """The rank's own mean loss, each term divided by its own weight, times `weight`."""
-        own = {name: self.weights[name] for name in self._objective.row.weights}
-        return Tail(self.losses, own, {}, 0, 0).loss_sum
+        return reported_loss_sum(self.losses, self.weights)
 
 
 def evaluate(rank: Rank, plan: StepPlan, started: float) -> EvaluationReport:
@@ -68,7 +66,7 @@ def evaluate(rank: Rank, plan: StepPlan, started: float) -> EvaluationReport:
                 queue.done()
             except DeviceMemoryError as error:
                 queue.halve(error)
-    sums = queue.sums(held_out.loss_sum, held_out.weight, held_out.samples)
+    sums = queue.sums(loss_sum=held_out.loss_sum, weight=held_out.weight, samples=held_out.samples)
     report = msgspec.structs.asdict(rank.observer.report(plan, watch, sums, sums.weight))
     return EvaluationReport(
         **report, losses=held_out.losses, weights=held_out.weights, sums=held_out.metrics, pairs=held_out.pairs
@@ -102,7 +100,7 @@ def synchronize(rank: Rank, plan: StepPlan, started: float) -> Report:
     """Take over the state of the group's lowest rank, and report how far this one had drifted."""
     watch = rank.observer.begin(started)
     with watch.phase("sync"):
-        drift = take_lowest(rank, plan.generation)
+        drift = copy_state_of_lowest_rank(rank, plan.generation)
     return msgspec.structs.replace(rank.observer.report(plan, watch), drift=drift)
 
 
