@@ -58,7 +58,7 @@ class BenchedRank:
         self.backend, self.progress = load(config, config.nodes["here"], "run.toml"), Progress()
         who, settings = Identity("run-1", "here", 0), Settings.of(config, "here")
         status = StatusWriter(paths.status_page(0), os.getpid())
-        rank = Rank(who, settings, self.backend, self.dataset, self.progress, status, lambda message: None)
+        rank = Rank(who, settings, self.backend, self.dataset, self.progress, status, send=lambda message: None)
         self.saver = Saver(rank, config, paths, model_digests(folder / "model").whole)
         self._count = 0
 

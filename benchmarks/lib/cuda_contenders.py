@@ -115,7 +115,7 @@ class Ours:
             data,
             progress,
             status,
-            lambda _: None,
+            send=lambda _: None,
         )
 
     def step(self) -> None:

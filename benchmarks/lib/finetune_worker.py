@@ -95,7 +95,7 @@ def ours(config: Any, dataset: Dataset, status: Path) -> None:
     progress.form(Form(run=who.run, generation=GENERATION, engine="none", ranks=(0,)))
     settings = Settings.of(config, "here")
     backend = load(config, node, "speed")
-    rank = Rank(who, settings, backend, dataset, progress, StatusWriter(status, os.getpid()), lambda message: None)
+    rank = Rank(who, settings, backend, dataset, progress, StatusWriter(status, os.getpid()), send=lambda message: None)
     batch = config.batch.global_
     for step in range(1, config.run.steps + 1):
         cursor = (step - 1) * batch

@@ -136,7 +136,7 @@ class Loop:
         self.progress.form(Form(run=IDENTITY.run, generation=GENERATION, engine="none", ranks=(0,)))
         backend, data = cast(Backend, Work(work, self.progress)), cast(Dataset, Samples())
         settings = Settings(0, "float32", 1.0, 0)
-        self._rank = Rank(IDENTITY, settings, backend, data, self.progress, status, send)
+        self._rank = Rank(IDENTITY, settings, backend, data, self.progress, status, send=send)
 
     def step(self) -> Report:
         brought = {f"user:metric_{place}": 0.125 * place for place in range(self._values - OWN_VALUES)}

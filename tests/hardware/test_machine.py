@@ -100,7 +100,7 @@ def _sums(engine, interface, standby):
     layout = Layout({"weight": SHAPE}, layout_digest({"weight": SHAPE}))
     generation = m.Generation(1, 1)
     with contextlib.ExitStack() as held:
-        ranks = [Membership(rank, layout, GroupTable(), interface, None, standby) for rank in range(2)]
+        ranks = [Membership(rank, layout, GroupTable(), interface, None, standby=standby) for rank in range(2)]
         for rank in ranks:
             held.callback(rank.leave)
         offer = m.Offer(run="r", generation=generation, engine=engine)

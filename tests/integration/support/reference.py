@@ -68,7 +68,7 @@ def _rank(run: run_tables.RunFile, dataset: Dataset, status: StatusWriter, folde
     if wants_reference(run):
         model = model_digests(Path(run.model.path)).whole
         prepare_reference(ReferenceSettings.of(run, name, folder, model), dataset, backend)
-    return Rank(ALONE, settings, backend, dataset, progress, status, lambda message: None)
+    return Rank(ALONE, settings, backend, dataset, progress, status, send=lambda message: None)
 
 
 def _plans(run: run_tables.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:
