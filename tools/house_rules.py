@@ -21,16 +21,14 @@ OPENINGS: Final = frozenset({"Of", "What", "Whether", "That", "Which", "How"})
 UNFORMATTED: Final = "# fmt: " + "skip"
 MAX_POSITIONAL: Final = 6
 ALLOWED: Final[dict[tuple[str, str], int]] = {
-    ("benchmarks", "alias"): 21,
     ("benchmarks", "docstring"): 39,
     ("benchmarks", "format"): 42,
-    ("node_agent", "alias"): 66,
+    ("node_agent", "alias"): 42,
     ("node_agent", "docstring"): 150,
     ("node_agent", "format"): 12,
     ("node_agent", "parameters"): 12,
     ("protocol", "docstring"): 15,
     ("protocol", "format"): 28,
-    ("tui", "docstring"): 7,
     ("tui", "parameters"): 2,
 }
 """The most offences of a rule in a room. They only become fewer: lower a number when the tool says so."""

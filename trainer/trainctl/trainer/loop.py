@@ -1,26 +1,28 @@
 """One step of training on one rank, the same for both libraries: from a plan's samples to the step's report.
 
-The update is by the gradient of the weighted mean of the loss over the whole batch, however ranks and micro-batches cut
-it, and never by a mean of means. So everything on the way is a sum:
+The update is by the gradient of the loss's weighted mean over the whole batch, however ranks and micro-batches cut it,
+and never by a mean of means. So everything on the way is a sum:
 
     micro-batch   gradient of  sum(losses) * s / D        D: the plan's divisor; s: float16's loss scale, else 1
     rank          + its other micro-batches               in float32, in accumulators
     group         + the other ranks, and their weights W
     update        total * D / (s * W)                     the gradient of the mean, then clipped
 
-D is a power of two near the batch's weight W, so that dividing by it rounds nothing. The lead chooses it
-(node_agent/planning/ranges.py), and `plan.learning_rate` (node_agent/planning/lr_schedule.py).
+D is a power of two near the batch's weight W, so that dividing by it rounds nothing. The lead's planner chooses it, and
+`plan.learning_rate`: node_agent/trainctl/node_agent/planning/, ranges.py and lr_schedule.py.
 
-A fence ends the plan's generation at once (control/orders.py:leave). It kills the reducers, so that a wait for the sum
-ends. It takes the lock of `progress.exclusive` too: what is done within ends first, and the next `exclusive` raises
-AbandonedError. So a gradient is added, and a step committed, whole or not at all.
+A fence interrupts only the wait for the sum: it kills the reducers (control/orders.py:leave). A forward or backward
+pass runs to its end. What `progress.exclusive` locks ends first too; then the fence takes the lock
+(progress.py:try_fence), and the next `exclusive` raises AbandonedError. So a gradient is added, and a step committed,
+whole or not at all.
 
     loss                  objectives/losses.py; cross-entropy: backends/torch_loss.py, mlx_loss.py
     new objective         objectives/objective.py says where its two files are
-    out of memory         the micro-batch is halved: step/micro_batches.py; which errors say so: backends/backend.py
-    AdamW, weight decay   its formula: backends/backend.py; torch_adamw.py, mlx_backend.py:_adamw
-    torch and MLX         differ in backends/torch_backend.py and mlx_backend.py, side by side
-    late ranks            get their state in step/rank.py
+    out of memory         halves the micro-batch: step/micro_batches.py; in the sum or the update it ends the rank
+    AdamW, weight decay   the formula, and is_decayed: backends/backend.py; torch_adamw.py, mlx_backend.py:_adamw
+    torch and MLX         the end of backends/backend.py lists what each has its own. Torch computes at once; MLX builds
+                          a graph, adds gradients group by group, and has AdamW written out (mlx_backend.py)
+    late ranks            get their state in step/rank.py, by order of runtime.py, which also calls `train`
     checkpoints           which bits: checkpoints/files.py; when: checkpoints/checkpointer.py
 """
 

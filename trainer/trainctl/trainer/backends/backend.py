@@ -6,7 +6,7 @@ own weights are frozen and held in the run's dtype. A micro-batch's gradient rea
 all, so one that failed or was fenced half-way leaves no trace.
 
 AdamW (Loshchilov and Hutter 2019; bias correction as in Kingma and Ba 2015), the same in both backends. With
-gradient g, update count t from 1, learning rate a, decay w (matrices only: ndim >= 2), all elementwise and in this
+gradient g, update count t from 1, learning rate a, decay w (of what `is_decayed`), all elementwise and in this
 order:
 
     p  = p * (1 - a w)
@@ -128,6 +128,11 @@ class Device:
 
 def _untimed(name: str) -> AbstractContextManager[object]:
     return nullcontext()
+
+
+def is_decayed(shape: Sequence[int]) -> bool:
+    """Return whether weight decay applies to a parameter: to matrices, embeddings too, and not to norms and biases."""
+    return len(shape) >= 2
 
 
 class Backend(ABC):

@@ -24,7 +24,15 @@ from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.adapters.mlx_lora import Place
-from trainctl.trainer.backends.backend import ADAMW_SLOTS, Backend, BackendName, Device, SlotName, TrainingRecipe
+from trainctl.trainer.backends.backend import (
+    ADAMW_SLOTS,
+    Backend,
+    BackendName,
+    Device,
+    SlotName,
+    TrainingRecipe,
+    is_decayed,
+)
 from trainctl.trainer.backends.memory import HostMemory, Memory, MemoryByPart
 from trainctl.trainer.backends.mlx_passes import MlxPasses
 from trainctl.trainer.backends.passes import Array
@@ -257,7 +265,7 @@ class MlxBackend(Backend):
         table = self.recipe.optimizer
         assert table is not None, "loaded without an optimizer"
         b1, b2 = table.beta1, table.beta2
-        if p.ndim >= 2 and table.weight_decay:
+        if is_decayed(p.shape) and table.weight_decay:
             p = p * (1 - rate * table.weight_decay)
         m = b1 * m + (1 - b1) * g
         v = b2 * v + (1 - b2) * mx.square(g)

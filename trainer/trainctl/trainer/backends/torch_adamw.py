@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trainctl.protocol.config.run_tables import OptimizerTable
-from trainctl.trainer.backends.backend import ADAMW_SLOTS
+from trainctl.trainer.backends.backend import ADAMW_SLOTS, is_decayed
 
 _BLOCK_VALUES = 256
 """Values that share a largest magnitude: bitsandbytes' constant."""
@@ -145,7 +145,7 @@ class _Fused(AdamW):
 
     def __init__(self, weights: TorchWeights, table: OptimizerTable) -> None:
         masters = weights.masters
-        betas, groups = (table.beta1, table.beta2), _groups(masters, [p.ndim >= 2 for p in masters], table)
+        betas, groups = (table.beta1, table.beta2), _groups(masters, [is_decayed(p.shape) for p in masters], table)
         self._weights = weights
         self._optimizer = torch.optim.AdamW(groups, lr=table.learning_rate, betas=betas, eps=table.epsilon, fused=True)
         for parameter in masters:
@@ -192,7 +192,7 @@ class _BitsAndBytes(AdamW):
         self._views = [
             torch.nn.Parameter(held[index].detach().view(-1)[start:stop]) for index, start, stop in self._pieces
         ]
-        decayed = [weights.parameters[index].ndim >= 2 for index, _, _ in self._pieces]
+        decayed = [is_decayed(weights.parameters[index].shape) for index, _, _ in self._pieces]
         self._optimizer = library.AdamW(
             _groups(self._views, decayed, table),
             lr=table.learning_rate,

@@ -44,8 +44,8 @@ class LossScale:
         return cls(_FIRST_SCALE if dtype == "float16" else 1.0)
 
     def committed(self, dtype: str, skip_reason: str | None) -> None:
-        """Halve after a step that was skipped, double after 2000 in a row that weren't."""
-        if dtype != "float16":
+        """Halve after a step that wasn't finite, double after 2000 in a row that were. An empty one says nothing."""
+        if dtype != "float16" or skip_reason == "empty":
             return
         self.good_steps = 0 if skip_reason else self.good_steps + 1
         if skip_reason:
