@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from trainctl.protocol.errors import InvalidInputError, SeveralInvalidError, TrainctlError, UnreachableError
 from trainctl.protocol.machine import standard_streams
 from trainctl.protocol.machine.standard_streams import BROKEN_PIPE, HUNG_UP, STANDARD_OUTPUT
-from trainctl.tui.cli import agent_call, output
+from trainctl.tui.cli import output
 from trainctl.tui.cli.options import (
     ClusterFile,
     Config,
@@ -302,6 +302,7 @@ def _full_screen(at: targets.Where, *, read_only: bool, config: Path | None) -> 
         )
     targets.is_local(at.addresses[0])
     from trainctl.protocol.config.names import user_name
+    from trainctl.tui.cli import agent_call
 
     gc.disable()  # what is loaded now stays: to search it for cycles is a tenth of the loading
     try:

@@ -10,8 +10,6 @@ import typer
 from typer.core import TyperGroup
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages import SnapshotRequest
-from trainctl.tui.cli import agent_call
 from trainctl.tui.commands import targets
 
 COMPLETION_SECONDS = 1.0
@@ -71,6 +69,9 @@ def agents_of(ctx: typer.Context) -> targets.Where:
 
 def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the nodes that begin like this, for the shell."""
+    from trainctl.protocol.messages import SnapshotRequest
+    from trainctl.tui.cli import agent_call
+
     names: list[str] = []
     with contextlib.suppress(TrainctlError):
         agents = agents_of(ctx)

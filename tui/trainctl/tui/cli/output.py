@@ -11,7 +11,6 @@ from typing import Any, TextIO
 
 from trainctl.protocol import errors
 from trainctl.protocol.machine.standard_streams import LossyStream
-from trainctl.protocol.wire.codec import encode_json
 from trainctl.tui.text.ascii import to_ascii
 
 INTERRUPTED = 130
@@ -45,6 +44,8 @@ def has_color() -> bool:
 
 def emit(value: Any) -> None:
     """Print one JSON value on one line of standard output, in UTF-8 whatever the locale."""
+    from trainctl.protocol.wire.codec import encode_json  # which every message comes with
+
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(encoding="utf-8")
     sys.stdout.write(encode_json(value) + "\n")
