@@ -136,5 +136,7 @@ def test_a_line_whose_time_no_date_can_say_is_shown_without_one(odd: float) -> N
     names = lv.names_of(ViewState(run=run_view(4)))
     entry = next(entry for entry in merged().entries if not entry.stray)
     entries = [entry, replace(entry, at=odd)]
-    known, unknown = (plain(line) for line in lv.lines(lt.LogTail(), lv.View(), entries, names, CLOCK, 60, 2))
+    known, unknown = (
+        plain(line) for line in lv.lines(lt.LogTail(), lv.View(), entries, names, CLOCK, columns=60, rows=2)
+    )
     assert known[2] == ":" and unknown.startswith("n/a      ") and unknown[8:] == known[8:]

@@ -55,6 +55,7 @@ def draw(
     place: Extent,
     axes: Mapping[Kind, Axis],
     notes: Sequence[readout.Note],
+    *,
     columns: int,
     rows: int,
     status: str = "",

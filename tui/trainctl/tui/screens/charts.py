@@ -151,7 +151,7 @@ class ChartsScreen(BaseScreen):
         elapsed = bool(self.view.runs)
         axes: dict[Kind, Axis] = {kind: sources.axis(self._run, kind, elapsed=elapsed) for kind in KINDS[1:]}
         notes, shown = readout.notes(sources.state), list(zip(wanted, drawn, strict=True))
-        return layout.draw(shown, self.view, extent, axes, notes, columns, rows, self._problem)
+        return layout.draw(shown, self.view, extent, axes, notes, columns=columns, rows=rows, status=self._problem)
 
     # ------------------------------------------------------------ what is asked for
 

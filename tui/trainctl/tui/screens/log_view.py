@@ -107,6 +107,7 @@ def lines(
     entries: Sequence[LogEntry],
     names: Mapping[int, Named],
     clock: Clock,
+    *,
     columns: int,
     rows: int,
 ) -> list[Line]:

@@ -111,7 +111,7 @@ class LogScreen(BaseScreen):
             labels.append((columns - len(text) - 1, text, "warning"))
         return [
             rule(columns, *labels),
-            *log_view.lines(tail, self.view, entries, names, owner.clock, columns, rows - 1),
+            *log_view.lines(tail, self.view, entries, names, owner.clock, columns=columns, rows=rows - 1),
         ][:rows]
 
     # ------------------------------------------------------------ searching
