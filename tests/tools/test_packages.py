@@ -68,8 +68,10 @@ def test_the_wheel_has_all_parts(built: Built) -> None:
     for room in remote_install.ROOMS:
         place = ROOT / room / "trainctl" / room
         assert {f"trainctl/{room}/{path.relative_to(place).as_posix()}" for path in place.rglob("*.py")} <= files
-    pages = {name for name in files if name.startswith("trainctl/tui/docs/")}
-    assert {name.rpartition(".")[2] for name in pages} == {"md"}
+    documents = {name for name in files if name.startswith("trainctl/tui/docs/")}
+    pages = {name for name in documents if name.endswith(".md")}
+    schemas = {f"trainctl/tui/docs/{name}.schema.json" for name in ("run", "cluster", "config")}
+    assert documents - pages == schemas, "`trainctl schema` prints each"
     index = (ROOT / "docs" / "README.md").read_text("utf-8")
     topics = re.findall(r"^\| \[([a-z-]+\.md)\]", index, re.MULTILINE)
     assert {f"trainctl/tui/docs/{name}" for name in ("README.md", *topics)} == pages, "`trainctl help` prints each"
