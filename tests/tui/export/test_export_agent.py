@@ -77,7 +77,7 @@ def test_a_run_is_the_same_through_its_agent(
 
 
 def check_followed(agent: BlockingAgent) -> None:
-    """Check what a mirror that follows a run is told of it."""
+    """Check what a mirror that follows a run shows."""
     pages = [NUMBERS[start : start + 500] for start in range(0, STEPS, 500)]
     with agent.client() as client:
         assert client.ask(HistoryRequest, "run-1", ()).own_metrics == (*sorted(own_values(50, 0)), "user:whole")
