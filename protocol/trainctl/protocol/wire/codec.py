@@ -69,16 +69,8 @@ def encode(message: Message) -> bytes:
 
 def decode_live(frame: bytes) -> Live | Heartbeat:
     """Decode what an agent published; unknown fields are ignored and NaN may appear. Raises ProtocolError."""
-    if len(frame) <= _SHORT_BYTES and _VERSIONED in frame:
-        try:
-            known: Live | Heartbeat = _LIVE.decode(frame)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            pass  # the way below finds out what is wrong with it
-        else:
-            if known.v == PROTOCOL_VERSION:
-                return known
-    message: Live | Heartbeat = _convert(_unpack(frame, FRAME_BYTES, CONTROL_CAPS), Live | Heartbeat)
-    return message
+    message: Live | Heartbeat | None = _short(frame, _LIVE)
+    return message or _convert(_unpack(frame, FRAME_BYTES, CONTROL_CAPS), Live | Heartbeat)
 
 
 def decode_control(frame: bytes) -> ClientRequest | ToPeer:
@@ -109,15 +101,20 @@ def decode_order(frame: bytes) -> ToTrainer | WorkSlice:
 
 def decode_answer(frame: bytes) -> FromTrainer | WorkAsk:
     """Decode a message from a trainer or worker to its agent. Raises ProtocolError."""
-    if len(frame) <= _SHORT_BYTES and _VERSIONED in frame:
-        try:
-            known: FromTrainer | WorkAsk = _ANSWER.decode(frame)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            pass  # the way below finds out what is wrong with it
-        else:
-            if known.v == PROTOCOL_VERSION:
-                return known
-    return _bulk(frame, FromTrainer | WorkAsk)  # type: ignore[no-any-return]
+    message: FromTrainer | WorkAsk | None = _short(frame, _ANSWER)
+    return message or _bulk(frame, FromTrainer | WorkAsk)
+
+
+def _short(frame: bytes, decoder: Any) -> Any:
+    """Return the message of a short frame of this version, in one pass; None where it takes the long way, which also
+    says what is wrong with a frame."""
+    if len(frame) > _SHORT_BYTES or _VERSIONED not in frame:
+        return None
+    try:
+        message = decoder.decode(frame)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return message if message.v == PROTOCOL_VERSION else None
 
 
 def decode_stored(frame: bytes, union: Any) -> Any:
