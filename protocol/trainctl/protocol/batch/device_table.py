@@ -89,7 +89,7 @@ def device_named(name: str) -> Device | None:
 
 
 def no_such_device(name: str) -> str:
-    """Return what to say of a name that `device_named` doesn't know."""
+    """Return what to say about a name that `device_named` doesn't know."""
     return f"no device {name!r}; known are {', '.join(sorted(one.key for one in DEVICES))}, or give samples_per_second"
 
 

@@ -179,7 +179,7 @@ def slowest(shares: Mapping[int, int], costs: Mapping[int, ShareCost]) -> float:
 
 def lower_bound(total: int, rated: Sequence[tuple[float, float]]) -> float:
     """Seconds that no split goes below: of samples that can be divided at will, each at its rank's highest rate, those
-    ranks aside that would have less than one. `rated`: what `StepModel.rated` says of each rank."""
+    ranks aside that would have less than one. `rated`: what `StepModel.rated` says about each rank."""
     rich, left = rated, total
     while True:
         level = (left + sum([rate * floor for rate, floor in rich])) / sum([rate for rate, _ in rich])

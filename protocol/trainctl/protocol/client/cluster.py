@@ -47,9 +47,8 @@ async def attach_cluster(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     keys: Keyring | None = None,
 ) -> AsyncGenerator[tuple[str, Item], None]:
-    """(node, message): of the agent that leads the active run all that `Client.attach` gives, of every other agent
-    of its cluster what it says of itself (NodeView), the host readings, the heartbeats, the alerts and how the line to
-    it is.
+    """Yield pairs of a node and a message: all that `Client.attach` gives of the agent that leads the active run; of
+    every other agent its NodeView, readings of its machine, heartbeats, alerts, and the state of the line to it.
 
     `address` is that of any agent of the cluster. Where no run is active, its agent counts as the leading one; when
     another one begins to lead, that one's snapshot follows. The node is empty until the agent has sent its name.

@@ -99,7 +99,7 @@ def check_form(path: Path, kind: DataKind, where: str) -> None:
 
 
 def lacks_files(path: Path, kind: DataKind) -> str:
-    """Return what to say of a folder or a glob without data."""
+    """Return what to say about a folder or a glob without data."""
     suffixes = " or ".join(f"*{suffix}" for suffix in SUFFIXES[kind])
     return f"{'matches' if is_glob(path) else 'contains'} no {suffixes} file"
 

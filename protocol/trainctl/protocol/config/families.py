@@ -98,7 +98,7 @@ def _check_router(model: Path, config: Mapping[str, Any], where: str) -> None:
 
 
 def untested(family: str) -> str | None:
-    """Return what to say of a model whose family isn't tested; None for one that is."""
+    """Return what to say about a model whose family isn't tested; None for one that is."""
     if family in TESTED or family in ENCODER_DECODERS:
         return None
     known = ", ".join(sorted([*(one.title for one in TESTED.values()), *ENCODER_DECODERS.values()]))

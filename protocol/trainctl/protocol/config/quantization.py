@@ -1,8 +1,8 @@
-"""Quantized models in MLX's format: what config.json says of it, and the shapes of the weights that are stored packed.
+"""Quantized models in MLX's format: their settings in config.json, and the shapes of the weights that are packed.
 
 A quantized layer stores `weight`, 32-bit words of 32 / bits values each, `scales` of each group of values and, in the
 affine formats, `biases`. mlx-lm leaves layers as they are whose width the group size doesn't divide, so what a layer
-stores counts, and not what config.json says of all.
+stores counts, and not what config.json says about all layers.
 """
 
 import math

@@ -231,7 +231,7 @@ def _under(path: str, field: str) -> str:
 
 
 def _without_null(kind: Any) -> Any:
-    """The type behind what is said of it, and behind `| None`."""
+    """The type behind what is said about it, and behind `| None`."""
     if get_origin(kind) is Annotated:
         return _without_null(get_args(kind)[0])
     if get_origin(kind) in (Union, types.UnionType):

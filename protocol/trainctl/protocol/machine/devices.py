@@ -93,7 +93,7 @@ def devices_named(name: str) -> tuple[DeviceTypes, ...]:
 
 
 def unsuited(config: RunFile, devices: Mapping[str, Sequence[DeviceTypes]]) -> tuple[str, ...]:
-    """Return what to say of nodes whose GPU lacks the bfloat16 that the run file sets, a line each. It works there,
+    """Return what to say about nodes whose GPU lacks the bfloat16 that the run file sets, a line each. It works there,
     slowly."""
     if config.model.dtype == "auto" or config.model.computed != "bfloat16":
         return ()

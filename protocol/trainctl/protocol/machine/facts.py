@@ -53,7 +53,7 @@ def lacking(kind: str) -> tuple[str, ...]:
 
 
 def lacks_of(found: Mapping[str, tuple[str, ...]] | None, device: str) -> tuple[str, ...] | None:
-    """Return what `Facts.compile_lacks` says of a device as in the run file; "auto" is the first one, "gpu" the first
+    """Return what `Facts.compile_lacks` has for a device named as in a run file: "auto" is the first, "gpu" the first
     that isn't the processor. None: not known."""
     if not found:
         return None

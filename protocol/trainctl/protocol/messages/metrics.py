@@ -795,7 +795,7 @@ def is_by_name(name: str) -> bool:
 
 
 def host_values(host: Any, device: str | None) -> dict[str, float]:
-    """Return by name what a HostReading says of a rank's machine, and of the device that the rank has there: what
+    """Return by name what a HostReading says about a rank's machine, and of the device that the rank has there: what
     charts offer."""
     gpu = host.gpu_of(device)
     found = (

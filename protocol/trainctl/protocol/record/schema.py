@@ -299,7 +299,7 @@ def _other_users(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def refusing_damage(path: Path, *errors: type[Exception]) -> Iterator[None]:
-    """Raise BusyError, DamagedError or InvalidInputError for what SQLite says of the record at `path`; DamagedError
+    """Raise BusyError, DamagedError or InvalidInputError for what SQLite says about the record at `path`; DamagedError
     also for `errors`, which a value in it raises as it is decoded."""
     damage: tuple[type[Exception], ...] = (sqlite3.DatabaseError, UnicodeDecodeError, *errors)
     try:

@@ -46,7 +46,7 @@ class Keyring:
         self._learned: dict[str, str | None] = {}
 
     def learn(self, address: str, public: str | None) -> None:
-        """Keep what an authenticated agent says of another one; the cluster file's word counts for more."""
+        """Keep what an authenticated agent says about another one; the cluster file's word counts for more."""
         self._learned[address] = public
 
     def credentials(self, address: str) -> Credentials | None:

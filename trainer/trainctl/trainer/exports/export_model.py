@@ -181,7 +181,7 @@ class History:
 
 
 def read_history(record: RecordReader, step: int) -> History:
-    """Return what the record says of a step. Raises InvalidInputError if it cannot be read."""
+    """Return what the record says about a step. Raises InvalidInputError if it cannot be read."""
     steps, _ = record.steps(after=step - 1, limit=1)
     loss = next((row.loss for row in steps if row.step == step), None)
     evaluated = [row for row in record.evaluations() if row.step <= step and math.isfinite(row.loss)]

@@ -64,7 +64,7 @@ class Outputs(ABC):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """N targets with what the model says of every token."""
+    """N targets with what the model says about every token."""
 
     logits: Any  # [N, V], float32
     reference: Any  # [N, V], of the reference model; None: not asked for, or the backend has none

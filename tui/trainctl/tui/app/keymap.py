@@ -216,7 +216,7 @@ def _normal(keys: str) -> list[str]:
 
 
 def _clash(keymap: Mapping[str, str], tables: Tables) -> tuple[str, str] | None:
-    """Return the last action of the keymap that shares a key with another one of the same screen, and what to say of
+    """Return the last action of the keymap that shares a key with another one of the same screen, and what to say about
     it."""
     everywhere = tables.get("", ())
     for name in reversed(list(keymap)):

@@ -152,7 +152,7 @@ def _between(at: Floats, known: Floats, values: Floats) -> Floats:
 
 
 def axis_of(kind: Kind, coarse: Series | None, fine: Series | None, *, elapsed: bool = False) -> Axis:
-    """Return the axis from what a record says of its metric over the whole run, and more exactly over a part of it.
+    """Return the axis from what a record says about its metric over the whole run, and more exactly over a part of it.
 
     With `elapsed` times count from the run's first step.
     """

@@ -58,8 +58,8 @@ class Sources:
         return known
 
     def axis(self, run: str, kind: Kind, *, elapsed: bool) -> Axis:
-        """Return a run's axis; without what the record says of it, its steps'. With `elapsed`, a branch's continues its
-        parent's from the fork if the parent is known too."""
+        """Return a run's axis, or that of its steps if the record has none. With `elapsed`, a branch continues
+        its parent's from the fork if the parent is known too."""
         known = self.of(run)
         if known is None or kind == "step":
             return Axis()

@@ -159,7 +159,7 @@ def send(address: str, order: command.Order, wait: command.Wait, timeout: float)
 
 
 def finish(order: command.Order, reply: CommandReply, *, json: bool, code: int, more: str = "") -> int:
-    """Print how a command ended, with `more` to say of it, and return the exit code."""
+    """Print how a command ended, with `more` to say about it, and return the exit code."""
     from trainctl.tui.cli import tables
 
     line = tables.reply_line(order.verb, reply, order.node) + more

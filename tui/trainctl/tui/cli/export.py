@@ -1,5 +1,5 @@
 """The subcommands that write a run for other programs: `export` as a table, `mirror` for viewers, and `score`, what its
-model says of rows."""
+model says about rows."""
 
 import contextlib
 import shutil

@@ -182,7 +182,7 @@ class _Logs:
         self._told: dict[int, str] = {}
 
     async def catch_up(self, *, only_one: bool) -> None:
-        """Reads all there is. Raises what the agent says of a rank that alone is asked for."""
+        """Reads all there is. Raises what the agent says about a rank that alone is asked for."""
         await asyncio.gather(*(self._read(rank, only_one=only_one) for rank in self._ranks))
 
     async def _read(self, rank: int, *, only_one: bool = False) -> None:

@@ -28,7 +28,7 @@ class Form:
     blocked: str = ""  # why it can't be sent at all
     id: str | None = None  # the command's; None: the client makes one
     undoes: str | None = None  # what it takes back, as in its command
-    remarks: tuple[str, ...] = ()  # what else there is to be said of it
+    remarks: tuple[str, ...] = ()  # what else there is to be said about it
 
 
 @dataclass(frozen=True)

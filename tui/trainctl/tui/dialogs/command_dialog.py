@@ -158,7 +158,7 @@ class CommandDialog(OrderDialog):
                 foresee(self.owner, self.order, partial(self._foreseen, self.order))
 
     def _foreseen(self, order: Order, forecast: Piece) -> None:
-        """Show what the run's lead says of the command, if it is still the one that the fields mean."""
+        """Show what the run's lead says about the command, if it is still the one that the fields mean."""
         if self.progress is None and self._is_there and order == self.order:
             self._say(forecast)
 

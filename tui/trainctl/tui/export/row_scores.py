@@ -113,7 +113,7 @@ def answer_options(given: Mapping[str, int | float | None], *, answers: bool) ->
 
 
 def lacking(failed: int, rows: int) -> str:
-    """Return what to say of rows that have an error in place of a result."""
+    """Return what to say about rows that have an error in place of a result."""
     has = "has no result; its line has an error" if failed == 1 else "have no result; their lines have an error"
     return f"{failed:,} of {rows:,} rows {has}"
 

@@ -22,12 +22,12 @@ from trainctl.tui.widgets.fields import InputField
 from trainctl.tui.widgets.line_view import Lines
 
 _MOST_SAID = 3
-"""Rows of what is said of a filter."""
+"""Rows of what is said about a filter."""
 
 
 class FilterBar(Vertical):
-    """The line while a filter is typed, under what is to be said of it; one row while one is in effect, none else. What
-    can't be understood says why, and the last filter that could stays in effect."""
+    """The line in which a filter is typed, under remarks about it; one row while a filter is in effect, otherwise none.
+    A filter that can't be understood says why, and the one before stays in effect."""
 
     DEFAULT_CSS = """
     FilterBar { height: auto; display: none; } FilterBar Lines, FilterBar InputField { height: 1; }

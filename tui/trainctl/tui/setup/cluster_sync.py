@@ -294,7 +294,7 @@ class _NodeSync:
         return item.result(state, sent, problem)
 
     def _asked(self, targets: Sequence[Target]) -> list[NodeFiles]:
-        """Return what the node says of each target. Raises RefusedError with what it said, UnreachableError."""
+        """Return what the node says about each target. Raises RefusedError with what it said, UnreachableError."""
         if not targets:
             return []
         words = ["sh", "-c", _RUN, "sh", self._request.python]

@@ -18,7 +18,7 @@ SILENT_STATES = frozenset({"hung", "lost", "rejoining", "failed", "drained"})
 HELD_STATES = frozenset({"drained", "failed"})
 """A rank in one of these stays out until it is admitted; one that is lost joins by itself once it is back."""
 FEW_STEPS = 4
-"""Steps from which on something is said of a plan."""
+"""Steps from which on something is said about a plan."""
 _ON_PART, _OFF_PART = 0.1, 0.05
 """The others wait for a straggler this part of its own time; once named it is one down to the second of them."""
 _ON_SECONDS, _OFF_SECONDS = 0.002, 0.001

@@ -342,7 +342,7 @@ def _rank_step(state: ViewState, step: RankStep, now: float) -> ViewState:
 
 
 def tried_with(tried: Tried, parts: Sequence[RankStep]) -> Tried:
-    """Return what was tried, and what a rank's last steps, all of one micro-batch, say of that."""
+    """Return what was tried, and what a rank's last steps, all of one micro-batch, say about that."""
     rates = [part.samples / part.phases.busy for part in parts if part.phases.busy > 0 and part.samples]
     last = parts[-1] if parts else None
     if not rates or last is None or last.micro_batch is None:

@@ -86,7 +86,7 @@ class AgentLine:
 
     connection: Connection
     heard_at: float | None = None  # when anything last came from it; None: never
-    node: NodeView | None = None  # what it said of itself when it was attached to
+    node: NodeView | None = None  # what it said about itself when it was attached to
     lag_seconds: float | None = None  # of its event loop, by its last heartbeat
 
     def silent_for(self, now: float) -> float | None:

@@ -19,7 +19,7 @@ KEYS_SECONDS = 0.25  # and no longer than this for several
 _UNHURRIED = (HostReading, Heartbeat, NodeView)  # nobody waits for these: they come each second from each node
 
 SLOWEST_SECONDS = 0.95  # what arrives is still shown within a second
-SETTLED_SECONDS = 0.05  # after a step's first word, for what its ranks say of it
+SETTLED_SECONDS = 0.05  # after a step's first word, for what its ranks say about it
 IDLE_SECONDS = 1.2  # between two repaints with nothing new, for the ages
 DEAR, CHEAP = 0.025, 0.015
 """Shares of a core from which on the pause between repaints grows, and under which it shrinks again."""

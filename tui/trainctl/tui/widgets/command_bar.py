@@ -20,7 +20,7 @@ from trainctl.tui.widgets.line_view import Lines
 _LAST = ("command_line", "filter", "search", "help", "detach")
 """Actions that stay at the right end whatever else fits."""
 _MOST_SAID = 4
-"""Rows of what is said of a command."""
+"""Rows of what is said about a command."""
 
 
 def keys_line(keys: list[KeyHint], columns: int) -> Line:
@@ -44,7 +44,7 @@ def _key(hint: KeyHint, words: str) -> Line:
 
 class CommandBar(Vertical):
     """One line of keys, or of what the last command did; while one is typed or awaited its line, under what there is to
-    say of it."""
+    say about it."""
 
     DEFAULT_CSS = "CommandBar { height: auto; dock: bottom; } CommandBar Lines { height: 1; }"
 
@@ -145,7 +145,7 @@ class CommandBar(Vertical):
         return line(said)
 
     def _foreseen(self, text: str, forecast: Piece) -> None:
-        """Show what the run's lead says of the command, if it still stands in the line."""
+        """Show what the run's lead says about the command, if it still stands in the line."""
         if self.open and self.progress is None and self.query_one("#command", Input).value == text:
             self._say(line(forecast))
 

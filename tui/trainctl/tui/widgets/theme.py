@@ -96,8 +96,8 @@ def style_of(role: str, theme: str) -> Style:
 
 
 def fitting(environ: Mapping[str, str]) -> str:
-    """Return the theme for a terminal by what it says of itself: its own colours where it has no more than sixteen or
-    none are wanted, the light one on a light ground."""
+    """Return the terminal's theme: its own colours where it has no more than sixteen or none are wanted, the
+    light one on a light ground."""
     if environ.get("NO_COLOR") is not None or _few_colors(environ):
         return TERMINAL.name
     ground = environ.get("COLORFGBG", "").rpartition(";")[2]

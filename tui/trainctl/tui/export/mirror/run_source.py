@@ -79,7 +79,7 @@ def questions(names: Sequence[str], steps: Sequence[int], ranks: int, values_fro
 
 
 def values(history: History, steps: Sequence[int]) -> Iterator[Value]:
-    """Yield what the reply to a question says of its steps. Metrics by name that are no longer kept singly are left
+    """Yield what the reply to a question says about its steps. Metrics by name that are no longer kept singly are left
     out."""
     for series in history.series:
         least = history.values_from if is_by_name(series.metric) else 0
@@ -135,7 +135,7 @@ class DirectorySource:
             ) from None
 
     def config(self) -> Mapping[str, Any]:
-        """Return the run file, as resolved; what the record says of it where there is none, as in an agent's copy."""
+        """Return the run file, as resolved; from the record where there is none, as in an agent's copy."""
         try:
             return tomllib.loads(self._paths.run_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
