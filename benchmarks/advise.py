@@ -1,4 +1,4 @@
-"""What `trainctl advise` predicts, beside what is then measured, with real agents on this machine.
+"""Predictions of `trainctl advise` beside what is then measured, with real agents on this machine.
 
     sudo python -m benchmarks advise [--cases one,equal,quotas,mixed,link,scoring] [--steps N] [--rounds N]
 
@@ -40,14 +40,14 @@ from trainctl.tui.export.row_scores import ScoreRequest, Scoring, new_id, read_f
 BAR = 0.1
 MEGABITS = 100
 ROW_CHARACTERS = 127
-"""Of a row for scoring: as long as the run's samples."""
+"""Characters of a row for scoring: as long as the run's samples."""
 SCORE_SECONDS = 30.0
 CLONE_NEWNET = 0x40000000
 NAMESPACE = f"advise{os.getpid()}"
 
 
 class Case(NamedTuple):
-    """What is calibrated and run."""
+    """Case that is calibrated and run."""
 
     nodes: Mapping[str, Mapping[str, Any]]  # by node, its table in the run file
     batch: int
@@ -167,7 +167,7 @@ def _calibrate(folder: Path, *, alone: bool) -> None:
 
 
 def _trainctl(folder: Path, *words: str | Path) -> dict[str, Any]:
-    """What a command prints with `--json`; this program ends if it fails."""
+    """Return what a command prints with `--json`; this program ends if it fails."""
     command = [sys.executable, "-m", "trainctl.tui.cli.main", *map(str, words)]
     command += ["--cluster", str(folder / "cluster.toml")]
     env = {**os.environ, "TRAINCTL_STATE": str(folder / "state")}

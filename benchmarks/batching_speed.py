@@ -1,4 +1,4 @@
-"""What packing, length grouping and micro_tokens are worth: tokens/s of one rank on short samples of unlike lengths.
+"""Gain of packing, length grouping and micro_tokens: tokens/s of one rank on short samples of unlike lengths.
 
     python -m benchmarks batching_speed [--backend torch|mlx] [--rounds N] [--threads N] [--sequence N]
         [--clock wall|cpu]
@@ -34,7 +34,7 @@ from trainctl.trainer.step.micro_batches import MicroBatches
 
 SAMPLES, GLOBAL_BATCH, MICRO_BATCH = 4000, 32, 8
 MEDIAN_TOKENS, SPREAD = 60, 0.8
-"""Of the samples' lengths, which are log-normal, like those of instruction data."""
+"""Median and spread of the samples' lengths, which are log-normal, like those of instruction data."""
 PLAN = StepPlan(
     run="bench", generation=Generation(1, 1), seq=1, kind="measure", step=1, plan_version=1, cursor=0,
     global_batch=GLOBAL_BATCH, work=(), learning_rate=0.0, divisor=1024.0,
@@ -99,7 +99,7 @@ class Side:
         self._cursor = 0
 
     def tokens_per_second(self, clock: Callable[[], float]) -> float:
-        """Of the next global batch."""
+        """Return the tokens per second of the next global batch."""
         work = RankWork(0, (Range(self._cursor, self._batch),), self._micro)
         self._cursor += self._batch
         tokens = 0

@@ -1,4 +1,4 @@
-"""What a checkpoint in the background costs the training loop: the copy over one memcpy of the same arrays, and the
+"""Cost of a checkpoint in the background to the training loop: the copy over one memcpy of the same arrays, and the
 steps while it is written over the other steps.
 
 One rank on the CPU trains a small Llama by the product's own backend; copy and memcpy alternate, and so do steps with

@@ -38,7 +38,7 @@ class Side:
         )  # fmt: skip
 
     def milliseconds(self, steps: int) -> float:
-        """Of a step."""
+        """Return the milliseconds of a step."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{steps}\n")
         self._process.stdin.flush()

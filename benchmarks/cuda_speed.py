@@ -47,7 +47,7 @@ def synchronize() -> None:
 
 
 def seconds_of(contender: Any, steps: int) -> float:
-    """Of one step."""
+    """Return the seconds of one step, as the mean of `steps`."""
     synchronize()
     begun = time.perf_counter()
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""How long training waits for data: the share of a step's time that ranks spend in the phase `data`, by their records.
+"""Wait of training for data: the share of a step's time that ranks spend in the phase `data`, by their records.
 
     python -m benchmarks data_wait [--steps N] [--cases LIST]
 
@@ -33,7 +33,7 @@ WARM_STEPS = 5
 NODE = "bench"
 GLOBAL_BATCH, MICRO_BATCH = 24, 8
 ROWS_BYTES, OTHER_BYTES, GROWING_BYTES = 4_000_000, 1_000_000_000, 400_000_000
-"""Of the file that is trained on, of the one tokenized beside it for as long as it takes, and of the growing one."""
+"""Bytes of the file that is trained on, of the one tokenized beside it while that runs, and of the growing one."""
 CHUNK_SAMPLES = 4096
 """Lines of a chunk of the growing file."""
 
@@ -89,7 +89,7 @@ def trained(
     folder: Path, steps: int, beside: Callable[[], contextlib.AbstractContextManager[None]],
     size: int = ROWS_BYTES, **data: Any,
 ) -> Shares:  # fmt: skip
-    """Of one rank on a JSONL file of `size` bytes, with something else going on while its steps are measured."""
+    """Return the shares of a rank on a JSONL file of `size` bytes, with `beside` going on while steps are measured."""
     demo_assets.make_model(folder / "model")
     demo_assets.make_text(folder / "data")
     make_rows(folder / "rows.jsonl", folder / "data", size)
@@ -169,7 +169,7 @@ def chunks_tokenized(folder: Path) -> Iterator[None]:
 
 
 def chunks_in(folder: Path) -> int:
-    """How many chunks have their token cache."""
+    """Return the number of chunks that have their token cache."""
     return sum(1 for _ in (folder / "state").rglob("cache.json"))
 
 

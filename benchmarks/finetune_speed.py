@@ -147,7 +147,7 @@ class Contender:
 
 @contextlib.contextmanager
 def contenders(configs: dict[str, Path], threads: int) -> Iterator[list[Contender]]:
-    """Of run files by name, each warmed up before the next is started."""
+    """Yield the contenders of run files by name, each warmed up before the next is started."""
     alive: list[Contender] = []
     try:
         for name, config in configs.items():

@@ -1,4 +1,4 @@
-"""What it costs to be hosted: tokens/s of a run under an agent, recorded and watched, over the backend's bare loop.
+"""Cost of being hosted: tokens/s of a run under an agent, recorded and watched, over the backend's bare loop.
 
     python -m benchmarks hosted_overhead [--backend torch|mlx] [--steps N] [--rounds N] [--threads N]
 
@@ -129,7 +129,7 @@ class Hosted:
         self._block = agent(NODE, state)
         self._agent, self._address = self._block.__enter__()
         self.agent_cpu_seconds_per_step = 0.0
-        """Of the agent's process, which keeps the record too, in the last measurement."""
+        """CPU seconds per step of the agent's process, which keeps the record too, in the last measurement."""
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._moved, self._step = threading.Condition(), 0
         self._client = BlockingClient(self._address).__enter__()

@@ -1,4 +1,4 @@
-"""How long from Enter in the full-screen program's dialog to "applied", beyond the two steps that a command may wait.
+"""Time from Enter in the full-screen program's dialog to "applied", beyond the two steps that a command may wait.
 
     python -m benchmarks key_press [--presses N]
 

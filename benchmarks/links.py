@@ -120,7 +120,7 @@ def rank_on(host: str, number: int, links: int) -> "Iterator[subprocess.Popen[st
 
 
 def ask(ranks: "Sequence[subprocess.Popen[str]]", order: dict[str, Any]) -> list[Any]:
-    """What the ranks answer to an order that all are given at once."""
+    """Return the ranks' answers to an order that all are given at once."""
     for rank in ranks:
         assert rank.stdin is not None
         print(json.dumps(order), file=rank.stdin, flush=True)

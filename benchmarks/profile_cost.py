@@ -1,4 +1,4 @@
-"""What a profile leaves behind: the length of a run's later steps, beside those of a run that is never profiled.
+"""Cost that a profile leaves behind: the length of a run's later steps, beside those of a run that is never profiled.
 
     python -m benchmarks profile_cost [--backend torch|mlx] [--pairs N] [--steps N] [--threads N]
 
@@ -145,7 +145,7 @@ def _turn(one: Side, other: Side, steps: int, *, profiled: bool) -> Turn:
 
 
 def _seconds(commits: list[float]) -> list[float]:
-    """Of each step."""
+    """Return the seconds of each step."""
     return [after - before for before, after in itertools.pairwise(commits)]
 
 

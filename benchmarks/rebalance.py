@@ -84,7 +84,7 @@ class Run:
         until(lambda: self._view().step >= first + STALE_STEPS, f"step {first + STALE_STEPS}")
 
     def mode(self, mode: str) -> None:
-        """Of the policy `rebalance`."""
+        """Set the mode of the policy `rebalance`."""
         self._send("autopilot", {"name": "rebalance", "mode": mode})
 
     def even(self) -> Split:

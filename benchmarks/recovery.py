@@ -32,7 +32,7 @@ from trainctl.trainer import demo_assets
 
 NODES = ["a", "b", "c"]
 SAMPLES, MICRO_BATCH = 8, 4
-"""Of a rank and step."""
+"""Samples of a rank in a step, and those of a micro-batch."""
 MEDIAN_BAR_SECONDS, P95_BAR_SECONDS, AGENT_BAR_SECONDS = 1.0, 3.0, 5.0
 
 
@@ -77,7 +77,7 @@ def within_bars(result: dict[str, Any]) -> bool:
 
 
 def summary(seconds: list[float], step_seconds: float) -> dict[str, Any]:
-    """Of the seconds of each kill, beside the median step that was made undisturbed."""
+    """Return a summary of the seconds of each kill, beside the median step that was made undisturbed."""
     ordered = [round(value, 4) for value in sorted(seconds)]
     return {
         "count": len(ordered), "step_seconds": round(step_seconds, 4), "median": statistics.median(ordered),

@@ -1,4 +1,4 @@
-"""How fast runs are simulated, and how near a simulation of a real run is to it.
+"""Speed at which runs are simulated, and how near a simulation of a real run is to it.
 
     python -m benchmarks simulate [--steps N] [--real] [--rounds N]
 
@@ -49,7 +49,7 @@ memory_gb = 40
 
 
 def simulated(folder: Path, cluster: Path, run: Path, *options: str) -> dict:
-    """What a simulation came to."""
+    """Return the result of a simulation."""
     command = [sys.executable, "-m", "trainctl.node_agent.simulate", str(cluster), str(run), *options]
     done = subprocess.run([*command, f"--output={folder}"], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -58,7 +58,7 @@ def simulated(folder: Path, cluster: Path, run: Path, *options: str) -> dict:
 
 
 def speed(ranks: int, steps: int, folder: Path) -> dict:
-    """Of a run with 4 samples a rank and step, at nearly 4 per second."""
+    """Return the speed of simulating a run with 4 samples a rank and step, at nearly 4 per second."""
     cluster, run = folder / f"cluster-{ranks}.toml", folder / f"run-{ranks}.toml"
     cluster.write_text("".join(NODE.format(rank=rank, rate=4.1) for rank in range(ranks)))
     run.write_text(RUN.format(steps=steps, batch=4 * ranks))

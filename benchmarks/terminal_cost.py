@@ -1,4 +1,4 @@
-"""What the full-screen program costs a terminal and a machine, in a real pseudo-terminal.
+"""Cost of the full-screen program to a terminal and a machine, in a real pseudo-terminal.
 
     python -m benchmarks terminal_cost [--seconds 30] [--minutes 1] [--record-steps 1000000] [--folder DIR]
 
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def contention() -> float:
-    """How much slower a core is than at its best here: shared ones make CPU figures grow by that, or up to it."""
+    """Return how much slower a core is than at its best here: shared ones make CPU figures grow by up to that."""
 
     def work() -> float:
         begun = time.process_time()
@@ -104,12 +104,12 @@ def trainctl(address: str) -> Terminal:
 
 
 def whole(*words: str) -> Any:
-    """Whether a screen shows all of these."""
+    """Return a predicate that is true of a screen that shows all of these words."""
     return lambda screen: all(word in screen.text for word in words)
 
 
 def without(*words: str) -> Any:
-    """Whether a screen shows none of these."""
+    """Return a predicate that is true of a screen that shows none of these words."""
     return lambda screen: not any(word in screen.text for word in words)
 
 
@@ -144,7 +144,7 @@ def steady(seconds: float) -> list[Bar]:
 
 
 def step_of(screen: Screen) -> str:
-    """What the head says of the step."""
+    """Return the step that the head of the screen shows."""
     return next((word for word in screen.line(0).split() if "/" in word and word[0].isdigit()), "")
 
 

@@ -111,7 +111,7 @@ def balance(cluster: Cluster) -> dict[str, int]:
 
 
 def mode(cluster: Cluster, mode: str) -> None:
-    """Of the policy `rebalance`."""
+    """Set the mode of the policy `rebalance`."""
     cluster.client.send("autopilot", {"name": "rebalance", "mode": mode})
 
 

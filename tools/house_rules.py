@@ -21,13 +21,11 @@ OPENINGS: Final = frozenset({"Of", "What", "Whether", "That", "Which", "How"})
 UNFORMATTED: Final = "# fmt: " + "skip"
 MAX_POSITIONAL: Final = 6
 ALLOWED: Final[dict[tuple[str, str], int]] = {
-    ("benchmarks", "docstring"): 39,
     ("benchmarks", "format"): 42,
     ("node_agent", "alias"): 42,
     ("node_agent", "docstring"): 150,
     ("node_agent", "format"): 12,
     ("node_agent", "parameters"): 12,
-    ("protocol", "docstring"): 15,
     ("protocol", "format"): 28,
     ("tui", "parameters"): 2,
 }

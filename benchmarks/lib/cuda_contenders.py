@@ -1,4 +1,4 @@
-"""What `cuda_speed.py` compares on the same tokens: one rank's steps, a plain torch loop, and transformers' Trainer."""
+"""Contenders of `cuda_speed.py` on the same tokens: one rank's steps, a plain torch loop, and transformers' Trainer."""
 
 import json
 import os
@@ -170,7 +170,7 @@ BEST: dict[str, Any] = {
     "torch_compile": True, "optim": "adamw_torch_fused", "dataloader_pin_memory": True, "dataloader_num_workers": 2,
     "dataloader_persistent_workers": True, "logging_nan_inf_filter": False,
 }  # fmt: skip
-"""What makes Trainer fast, beside `bf16`: the last one spares a wait for the device in each micro-batch."""
+"""Options that make Trainer fast, beside `bf16`: the last one spares a wait for the device in each micro-batch."""
 
 
 class Trainer:

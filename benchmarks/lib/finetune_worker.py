@@ -127,7 +127,7 @@ def lora_config(config: Any) -> Any:
 
 
 def nf4() -> dict[str, Any]:
-    """What packs a model by bitsandbytes as transformers loads it."""
+    """Return the arguments by which transformers loads a model packed by bitsandbytes."""
     import bitsandbytes  # noqa: F401
     import torch
     from transformers import BitsAndBytesConfig

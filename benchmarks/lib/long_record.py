@@ -163,7 +163,7 @@ def _copy(connection: sqlite3.Connection, span: dict[str, int]) -> None:
 
 
 def _fall(step: str) -> str:
-    """What the loss of a step is multiplied by where it is copied: over the record it falls by a sixth."""
+    """Return the SQL factor of a step's loss where the step is copied: over the record it falls by a sixth."""
     part = f"(1.2 - 0.2 * (({{}}) / {BLOCK}) * {BLOCK} / :steps)"
     return f"{part.format(f'{step} + :shift')} / {part.format(step)}"
 

@@ -22,7 +22,7 @@ WARM_STEPS = 10
 
 
 class RealRun(NamedTuple):
-    """What was recorded."""
+    """Record of a run."""
 
     steps: list[float]  # seconds of each
     profile: Path  # measured just before its first step

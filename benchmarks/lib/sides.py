@@ -28,7 +28,7 @@ POLL_SECONDS = 0.5
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    """What `condition` gives once it is true. Raises TimeoutError at the deadline."""
+    """Return what `condition` gives once it is true. Raises TimeoutError at the deadline."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not (found := condition()):
         if time.monotonic() > deadline:

@@ -21,8 +21,8 @@ from trainctl.protocol.messages.requests import SLICE_ROWS
 SLICE_SECONDS: Final = 2.0
 """Time that a slice takes, as it is dealt out."""
 ROW_SECONDS: Final = 1e-4
-"""What a row of some 100 tokens takes beside its forward pass, on one core: 65 us of the worker, to read and tokenize
-it and to sum and encode its result, and 35 us of the agents. Measured with bytes as tokens."""
+"""Seconds that a row of some 100 tokens takes beside its forward pass, on one core: 65 us of the worker, to read and
+tokenize it and to sum and encode its result, and 35 us of the agents. Measured with bytes as tokens."""
 BETWEEN_SECONDS: Final = 0.1
 """Time between two slices of a node: its results travel to the lead, and the next rows to it."""
 

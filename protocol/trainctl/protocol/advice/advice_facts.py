@@ -104,7 +104,7 @@ class AdviceFacts(msgspec.Struct, frozen=True, kw_only=True):
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64)
 """Micro-batches for which a described rate is written out."""
 LINK_BYTES, LATENCY_SECONDS = 125e6, 2e-4
-"""Of a link that isn't described: 1 Gbit/s and the round trip of a local network, as `trainctl simulate` takes it."""
+"""Link that isn't described: 1 Gbit/s and the round trip of a local network, as `trainctl simulate` takes it."""
 DESCRIBED: Final = "as described for trainctl simulate"
 
 

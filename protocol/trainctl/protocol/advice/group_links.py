@@ -41,8 +41,8 @@ SAME_MACHINE_BYTES: Final = 1e9
 
 
 HANDOVER_SECONDS: Final = 0.004
-"""What a sum takes whatever its size: gradients are handed to a process of its own, and back. 3 to 5 ms were measured
-on a CPU."""
+"""Seconds that a sum takes whatever its size: gradients are handed to a process of its own, and back. 3 to 5 ms were
+measured on a CPU."""
 LOCAL_SUM_BYTES: Final = 1.7e9
 """Bytes per second, each way, that gloo sums within one machine, whatever TCP carries there."""
 

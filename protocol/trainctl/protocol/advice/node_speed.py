@@ -1,4 +1,4 @@
-"""How fast a node trains the run: by its profile, else estimated from its device's matrix products. Pure."""
+"""Speed at which a node trains the run: by its profile, else estimated from its device's matrix products. Pure."""
 
 from collections.abc import Collection
 from typing import Final, NamedTuple

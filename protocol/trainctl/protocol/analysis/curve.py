@@ -33,7 +33,7 @@ class CurveLimits:
     alerts: AlertsTable = field(default_factory=AlertsTable)
     policies: PolicyTables = field(default_factory=PolicyTables)
     may_overflow: bool = True
-    """Whether gradients are computed in float16, or it isn't known in what."""
+    """True if gradients are computed in float16, or in a type that isn't known."""
 
     @classmethod
     def of(cls, config: RunFile | None) -> CurveLimits:
@@ -123,7 +123,7 @@ class CurveJudge:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the newest step's loss and gradient were finite, but for a usual overflow."""
+        """Return whether the newest step's loss and gradient were finite, but for a usual overflow."""
         return not self._wasted or self._wasted[-1][1] != "not-finite"
 
     def wasted(self, why: Wasted) -> list[int]:
@@ -146,5 +146,5 @@ class CurveJudge:
 
     @property
     def is_clip_bound(self) -> bool:
-        """Whether clipping leaves almost nothing of the gradients."""
+        """Return whether clipping leaves almost nothing of the gradients."""
         return self.clip_scale is not None and self.clip_scale < self.limits.alerts.clip_scale

@@ -57,7 +57,7 @@ def _of_command(events: Sequence[Event], about: str) -> list[Event]:
 
 
 def _of_rank(events: Iterable[Event], rank: int, nodes: Mapping[int, str]) -> list[Event]:
-    """What names the rank or its node, or changes its share, and the groups that it joined or left."""
+    """Return the events that name the rank or its node, or change its share, and the groups that it joined or left."""
     node = nodes[rank]
     others = [other for other in nodes if other != rank and nodes[other] == node]
     # A node of several ranks is named with the rank that is meant, and alone where all are.

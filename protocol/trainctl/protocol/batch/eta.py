@@ -292,8 +292,8 @@ def _variance(values: Collection[float], mean: float) -> float:
 
 
 COPY_BYTES_PER_SECOND: Final = 2e9
-"""What a rank copies of its state to main memory, if it wasn't measured: less than one PCIe 3.0 link of a GPU, or one
-core, does."""
+"""Speed at which a rank copies its state to main memory, if it wasn't measured: less than one PCIe 3.0 link of a GPU,
+or one core, achieves."""
 
 
 def loop_seconds(state_bytes: float, disk_bytes_per_second: float, *, background: bool) -> float:

@@ -130,7 +130,7 @@ _WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _TRAINED_BYTES = {"float32": 4, "bfloat16": 6, "float16": 6}
 """Bytes of a trained parameter with its master, by what the model computes in."""
 _COPIED_BYTES = 12
-"""Of a trained parameter in a checkpoint's copy: it and two moments, each in float32."""
+"""Bytes of a trained parameter in a checkpoint's copy: it and two moments, each in float32."""
 _EIGHT_BIT_MOMENTS = 2 + 8 / 256
 """Bytes of a parameter's two moments if each is a byte, with a float32 per 256 of them."""
 _WIDTHS = {"torch": 10, "mlx": 8}
@@ -145,7 +145,7 @@ _COPIED_OUTPUT_BYTES = 4
 _COMPUTED_AGAIN = 3.6
 """Layers whose size the allocator keeps to compute one again, measured with and without adapters."""
 _CROSSING = 0.5
-"""What a decoder's cross-attention adds, as a part of a layer's values."""
+"""Values that a decoder's cross-attention adds, as a part of a layer's values."""
 _CHECKPOINTED = {"none": 0.0, "alternate": 0.5, "all": 1.0}
 
 

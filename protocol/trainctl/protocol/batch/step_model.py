@@ -20,7 +20,7 @@ LEAST_SPREAD = 0.25
 
 
 PROPORTIONAL = PassCurve(((1, 1.0),))
-"""Of a device whose seconds are only known to grow with its samples: a second for each."""
+"""Curve of a device whose seconds are only known to grow with its samples: a second for each."""
 
 
 class StepModel(NamedTuple):

@@ -266,7 +266,7 @@ class RankForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DryRun(Reply, tag="dry-run", frozen=True):
-    """What a command would do now. Nothing has changed, and nothing was recorded."""
+    """Effect that a command would have now. Nothing has changed, and nothing was recorded."""
 
     run: str
     verb: str

@@ -51,7 +51,7 @@ class Rung:
     text: str
     command: str = ""  # as typed in a shell
     fits: Callable[[Situation, Found], bool] = _always
-    """Whether it can help here: what is set already isn't offered again."""
+    """Return whether it can help here: what is set already isn't offered again."""
 
 
 @dataclass(frozen=True)

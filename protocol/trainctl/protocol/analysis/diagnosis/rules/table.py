@@ -10,7 +10,7 @@ from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.messages import ACTIVE_RUN_STATES
 
 _SPEED: Final = ("slow-rank", "below-calibration", "low-use", "late-data", "tokens-not-cached")
-"""What follows on a node whose device or processors are slow."""
+"""Findings that follow on a node whose device or processors are slow."""
 PREFETCH: Final = 4
 """Micro-batches assembled ahead that are enough for an idle GPU."""
 
