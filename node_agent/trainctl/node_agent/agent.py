@@ -79,7 +79,7 @@ FAREWELL_SECONDS = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What an agent may do beside its work."""
+    """Options of an agent beside its work."""
 
     watches_parent: bool = False  # it ends with its standard input, and its run
     hooks: AlertHooks | None = None  # called about alerts in place of what the cluster file names

@@ -184,7 +184,7 @@ def _metrics_address(node: str, cluster: Cluster, text: str, *, anyone: bool) ->
 
 
 def _hooks(cluster: Cluster, command: str, webhook: str) -> AlertHooks:
-    """What is called about alerts: as the options say, or else the cluster file. Raises InvalidInputError."""
+    """Return the hooks called about alerts: as the options say, or else the cluster file. Raises InvalidInputError."""
     words = _words(command, "--alert-command")
     check_command(cluster.alerts, "cluster file: alerts.command")
     check_webhook(AlertHooks(webhook=webhook), "--alert-webhook")

@@ -44,7 +44,7 @@ def memory(part: m.RankStep, table: AlertsTable) -> list[Finding]:
 
 
 def disk(reading: m.HostReading, table: AlertsTable) -> list[Finding]:
-    """What is left on a machine's disk."""
+    """Return a finding with the space left on a machine's disk; nothing if it isn't known."""
     free = reading.disk_free_bytes
     if free is None:
         return []
@@ -86,14 +86,13 @@ def _silence(view: m.RankView, snapshot: RunSnapshot) -> Callable[[], Said]:
 
 
 def _say(state: str, why: str, view: m.RankView) -> Said:
-    """How a rank is, and why."""
     known = (("share", view.share), ("micro-batch", view.micro_batch), ("pid", view.pid))
     facts = "".join(f", {name} {value}" for name, value in known if value is not None)
     return Said(f"{state}: {why}" if why else state, (f"rank {view.rank}: {view.state}{facts}",))
 
 
 def reference_distance(view: m.RunView, table: AlertsTable) -> list[Finding]:
-    """How far the newest evaluation has found the model from its reference; nothing in a run without one."""
+    """Return a finding with the newest evaluation's distance from the reference; nothing in a run without one."""
     nats = dict(view.eval_values).get(m.KL)
     if nats is None:
         return []
@@ -106,7 +105,7 @@ def reference_distance(view: m.RunView, table: AlertsTable) -> list[Finding]:
 
 
 class StallWatch:
-    """How long a running run has committed nothing; `now` is a reading of a monotonic clock."""
+    """Time for which a running run has committed nothing; `now` is a reading of a monotonic clock."""
 
     def __init__(self, table: AlertsTable, now: float) -> None:
         self._table, self._last, self._step = table, now, 0

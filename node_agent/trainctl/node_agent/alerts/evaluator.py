@@ -25,7 +25,7 @@ from trainctl.protocol.config.alert_rules import KINDS, AlertKind, AlertsTable
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """How many observations in a row, over at least how many seconds, raise an alert, and how many clear it."""
+    """Number of observations in a row, and seconds that they must span, that raise an alert and that clear it."""
 
     raise_count: int
     raise_seconds: float

@@ -1,4 +1,4 @@
-"""What a watch finds at one observation, and how figures are put into words."""
+"""Findings of a watch at one observation, and figures in words."""
 
 import dataclasses
 import statistics
@@ -10,7 +10,7 @@ from trainctl.protocol.config.alert_rules import AlertKind
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What an alert says: a line on what is wrong and why, and the facts at hand, a line each."""
+    """Text of an alert: a line on what is wrong and why, and the facts at hand, a line each."""
 
     text: str
     facts: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ PIPE_BYTES = 65536
 
 
 class HookCall(msgspec.Struct, frozen=True):
-    """What a hook is given."""
+    """Input of a hook."""
 
     event: HookEvent | Literal["test"]
     at: float  # Unix seconds
@@ -54,13 +54,13 @@ class HookCall(msgspec.Struct, frozen=True):
 
 
 class Budget:
-    """How often a hook may be called: pure."""
+    """Limit on how often a hook is called: pure."""
 
     def __init__(self) -> None:
         self._times: list[float] = []
 
     def take(self, now: float) -> bool:
-        """Whether one more call is allowed at `now`."""
+        """Return whether one more call is allowed at `now`, and count it if so."""
         self._times = [at for at in self._times if now - at < PER_SECONDS]
         if len(self._times) >= BURST:
             return False
@@ -125,7 +125,7 @@ class Hooks:
 
 
 class Outcome(NamedTuple):
-    """How a program ended."""
+    """Outcome of a program."""
 
     status: int | None  # None: it could not be started, or was killed when its time was up
     problem: str  # what went wrong in one line, empty for status 0

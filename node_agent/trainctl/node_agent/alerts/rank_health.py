@@ -124,8 +124,8 @@ class RankHealthWatch:
 
 
 def growth(kept: deque[_Step]) -> Growth | None:
-    """How a rank's memory grows over a window, if it grows in both halves of it by more than chance: a jump is in one
-    half alone. None if it doesn't, or if its memory or cap is not known."""
+    """Return the growth of a rank's memory over a window, if it grows in both halves of it by more than chance: a jump
+    is in one half alone. None if it doesn't, or if its memory or cap is not known."""
     cap = kept[-1].cap_bytes
     slopes = []
     for half in ([*kept][: len(kept) // 2], [*kept][len(kept) // 2 :]):

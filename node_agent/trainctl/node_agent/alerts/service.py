@@ -32,7 +32,7 @@ REPLAYED_STEPS = 500
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What an agent that restarts, or is promoted, continues from."""
+    """State from which an agent that restarts, or is promoted, continues."""
 
     alerts: tuple[m.AlertView, ...] = ()
     mutes: tuple[m.MuteView, ...] = ()
@@ -63,7 +63,7 @@ class AlertService:
 
     @property
     def view(self) -> m.Alerts:
-        """What is open."""
+        """Return the open alerts."""
         return self._shown
 
     def view_of_guest(self, run: str) -> m.Alerts:
@@ -115,7 +115,7 @@ class AlertService:
             self.hooks.call(HookCall(view.state, time.time(), self._node, view.run, view.name, text))
 
     def _is_profiled(self, message: m.StepCommitted | m.RankStep) -> bool:
-        """Whether a rank's step says nothing of its speed and memory: a profiler ran on some rank."""
+        """Return whether a profiler ran on some rank, so that this rank's step says nothing of its speed and memory."""
         session = self._session
         is_part = isinstance(message, m.RankStep)
         return is_part and session is not None and session.conductor.durable.is_profiled(message.step)
@@ -199,7 +199,7 @@ class AlertService:
 
     @property
     def _of_machine(self) -> tuple[m.AlertView, ...]:
-        """What is open about this machine, whatever it takes part in."""
+        """Return the open alerts about this machine, whatever it takes part in."""
         every = self._evaluator.open.values()
         return tuple(alert for alert in every if alert.kind in OF_MACHINE and alert.node == self._node)
 
@@ -307,7 +307,7 @@ class AlertService:
     # ------------------------------------------------------------ commands
 
     def knows(self, command: m.Command) -> bool:
-        """Whether a command is about an alert that this agent itself has raised."""
+        """Return whether a command is about an alert that this agent itself has raised."""
         is_about_one = verbs.args_type(command.verb) is verbs.Acknowledge
         return is_about_one and command.args.get("id") in {alert.id for alert in self._shown.alerts}
 
@@ -343,12 +343,12 @@ class AlertService:
 
 
 def _of_machine(open_alerts: Sequence[m.AlertView]) -> Evaluator:
-    """Of no run: hears of this machine alone."""
+    """Return the evaluator that belongs to no run: it observes this machine alone."""
     return Evaluator(AlertsTable(), time.monotonic(), open_alerts)
 
 
 def _decoded(text: str | None) -> Kept:
-    """What was kept; of another version's nothing, and then what is still so is raised again."""
+    """Return the state that was kept; none of another version's: alerts that still hold are then raised again."""
     try:
         return msgspec.json.decode(text, type=Kept) if text is not None else Kept()
     except msgspec.MsgspecError:

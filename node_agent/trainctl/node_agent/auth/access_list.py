@@ -61,7 +61,7 @@ REQUESTS, LIVE = "requests", "live"
 
 
 class Rights(NamedTuple):
-    """What one key may do."""
+    """Rights of one key."""
 
     name: str
     role: Role

@@ -38,7 +38,7 @@ itself."""
 
 
 HOLD_SECONDS = 0.8
-"""How long a connection waits that is turned away for now: its socket tries again 0.2 s later, and each try costs."""
+"""Seconds before a connection is turned away for now: its socket tries again 0.2 s later, and each try costs."""
 MOST_TOGETHER = 64
 """Most connections that are let in, or turned away, before others have a turn."""
 

@@ -100,7 +100,7 @@ class Callers:
 
 
 def _is_older(identity: bytes, than: bytes) -> bool:
-    """Of the one that had a descriptor before: the numbers of identities grow, and go round."""
+    """Return whether `identity` is the older of two with a descriptor: their numbers grow, and wrap around."""
     if not than:
         return False
     ahead = (int.from_bytes(than[1:]) - int.from_bytes(identity[1:])) % 2**32
@@ -116,7 +116,7 @@ class Listener(Protocol):
 
 
 class ConnectionLog:
-    """Of one socket, from before it is bound until `close`, which comes before the socket's own.
+    """Log of one socket's connections, from before it is bound until `close`, which comes before the socket's own.
 
     `read` reports what has happened, in order; an end is there to be read before the socket lets another connection
     have its identity. Read often: the socket's connections wait when 2,000 events are unread.

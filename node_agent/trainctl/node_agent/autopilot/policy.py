@@ -1,4 +1,4 @@
-"""What a policy is given, and what it may propose: plain values, and no clock but in the facts."""
+"""Policies' inputs and proposals: plain values, and no clock but in the facts."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -39,7 +39,7 @@ class Stepped(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def has_models(self) -> bool:
-        """Whether a policy has asked for the models of this step: another one may then look at them at no cost."""
+        """Return whether a policy has asked for this step's models: another one may then look at them at no cost."""
         return "models" in self.__dict__
 
     @cached_property
@@ -59,7 +59,7 @@ class Stepped(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def loss(self) -> float | None:
-        """Of the step; None without any weight."""
+        """Return the loss of the step; None without any weight."""
         report = self.report
         return report.loss_sum / report.weight if report.weight else None
 
@@ -100,7 +100,7 @@ Occasion = Stepped | Replayed | MemoryDeath | Measured | HeldOutLoss
 
 
 class RunFacts(msgspec.Struct, frozen=True):
-    """What is known of the run when a policy is asked."""
+    """Facts about the run when a policy is asked."""
 
     config: RunFile
     durable: Durable
@@ -148,7 +148,7 @@ def percent(part: float) -> str:
 
 @dataclass(frozen=True)
 class Advice:
-    """What a policy has found that no command changes: reported in both modes, `on` and `advise`."""
+    """Finding of a policy that no command changes: reported in both modes, `on` and `advise`."""
 
     reason: str  # with the figures it rests on
     severity: Severity = "warning"
@@ -156,7 +156,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Assessment:
-    """What a policy sees now, and what it would do next."""
+    """Policy's view of the run now, and the command that it would propose next."""
 
     figures: tuple[PolicyFigure, ...]
     why: str  # reason for the command, or what makes the policy act
@@ -165,7 +165,7 @@ class Assessment:
 
 
 def assess(figures: Sequence[PolicyFigure], found: Proposal | Advice | None, otherwise: str) -> Assessment:
-    """Of figures and of what they lead to; `otherwise`: what makes the policy act, if they lead to nothing."""
+    """Return the assessment by figures and their result; `otherwise`: what makes the policy act, if there is none."""
     match found:
         case Proposal():
             at_once = found.is_urgent or found.edit is not None
@@ -178,7 +178,7 @@ def assess(figures: Sequence[PolicyFigure], found: Proposal | Advice | None, oth
 
 @dataclass
 class Memory:
-    """What a policy knows of earlier occasions.
+    """Memory of a policy across occasions.
 
     `kept` is for bars and quotas: it is journaled, and outlives generations, the agent, a new lead and a resume.
     `evidence` is for observations. Another generation has other ranks or shares, so it begins without any of those.
@@ -201,7 +201,7 @@ class Memory:
         return values[-1] if values else default
 
     def forget(self, *names: str) -> None:
-        """What was observed under these names counts no more."""
+        """Drop the observations under these names."""
         for name in names:
             self.evidence.pop(name, None)
 
@@ -214,19 +214,19 @@ class Policy(ABC):
     """The only kind of occasions about which it is asked; by default all."""
 
     def is_over(self, facts: RunFacts) -> bool:
-        """Whether it has nothing more to decide in this run."""
+        """Return whether it has nothing more to decide in this run."""
         return False
 
     def gone_back(
         self, config: RunFile, kept: Mapping[str, float], evaluations: Sequence[tuple[int, float]]
     ) -> Mapping[str, float]:
-        """What it keeps in a run that continues from a checkpoint; `evaluations` are all up to that step as pairs of
-        step and loss, oldest first. Bars and quotas stay."""
+        """Return the values to keep in a run that continues from a checkpoint; `evaluations` are all up to that step as
+        pairs of step and loss, oldest first. Bars and quotas stay."""
         return kept
 
     @abstractmethod
     def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Advice | None:
-        """What it would do now, if anything. `memory` is its own, to read and to write."""
+        """Return what it would do now, if anything. `memory` is its own, to read and to write."""
 
     @abstractmethod
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:

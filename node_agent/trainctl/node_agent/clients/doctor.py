@@ -168,7 +168,7 @@ async def _apart(work: Callable[[], T]) -> T:
 
 
 def _disk(rid: str, folder: Path) -> Disk:
-    """Of a folder, or of the one above it: a run makes its folder of token caches."""
+    """Measure the disk of a folder, or of the one above it: a run makes its folder of token caches."""
     there = folder if folder.is_dir() else folder.parent
     try:
         speed = speeds.measure_disk(there)

@@ -17,7 +17,7 @@ class Asker(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How many requests may be under way at a time, and how much may be held with those that wait.
+    """Limits on the requests under way at a time, and on how much is held with those that wait.
 
     One key may have half of what all may hold, and all viewers together three quarters, so that neither leaves an
     operator without room.

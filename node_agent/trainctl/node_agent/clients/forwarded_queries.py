@@ -148,7 +148,7 @@ async def _ask(
 
 
 async def diagnosis(request: DiagnosisRequest, source: QueryContext) -> DiagnosisReply:
-    """Of a run as it is now by the agent that leads it, and else by the record."""
+    """Diagnose a run as it is now, by the agent that leads it, and else by the record."""
     paths = run_paths(request.run, source)
     run, live = paths.directory.name, source.live_run(paths.directory)
     facts = source.live_facts(paths.directory) if request.last_step is None else None

@@ -235,7 +235,7 @@ class QueryContext:
         return (LiveRun(followed.look(), None, (), alerts), *guests) if followed is not None else guests
 
     def run_directory(self, run: str | None) -> Path | None:
-        """Of a run by its id; for None of the active run, of several the hosted one, or else the newest."""
+        """Return a run's folder by its id; for None the active run's, of several the hosted one's, else the newest."""
         followed = self._follower.followed
         if run is None and followed is not None:
             return followed.paths.directory

@@ -100,7 +100,7 @@ LOOK_SECONDS = 0.02
 
 
 class Replies:
-    """What goes out by the socket for requests, once it is bound."""
+    """Messages that go out by the socket for requests, once it is bound."""
 
     def __init__(self, control: Any, authenticator: Authenticator | None) -> None:
         self._control, self._authenticator = control, authenticator

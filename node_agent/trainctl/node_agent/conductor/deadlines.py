@@ -34,7 +34,7 @@ class _Stall:
 
 
 class StallDetector:
-    """How long the main threads of ranks have stalled, by a number in their heartbeats that grows with their progress.
+    """Time for which ranks' main threads have stalled, by a number in their heartbeats that grows with their progress.
 
     Only time in which a rank was heard from counts, so that a machine that slept, a link that was down or an agent that
     was stopped makes no one hang.

@@ -16,7 +16,7 @@ plan in progress if that is longer."""
 
 
 class RunEnding:
-    """How the run ends: all ranks leave, and then every open command gets its outcome."""
+    """End of the run: all ranks leave, and then every open command gets its outcome."""
 
     def __init__(self, state: ConductorState) -> None:
         self._state = state

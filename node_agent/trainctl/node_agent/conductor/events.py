@@ -80,7 +80,7 @@ class Computing:
 
 @dataclasses.dataclass(frozen=True)
 class Quorum:
-    """Whether enough nodes are reachable for the run to continue; `lacking` says what is missing, empty if nothing."""
+    """Reachable nodes are enough for the run to continue if `lacking` is empty; else it says what is missing."""
 
     lacking: str
 
@@ -199,7 +199,7 @@ class Sampled:
 
 @dataclasses.dataclass(frozen=True)
 class Drifted:
-    """How far each rank's parameters were from those given to all after `step`: largest difference over overall RMS."""
+    """Ranks' parameters were this far from those given to all after `step`: largest difference over overall RMS."""
 
     step: int
     by_rank: dict[int, float]

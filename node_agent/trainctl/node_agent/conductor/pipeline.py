@@ -33,7 +33,7 @@ from trainctl.protocol.messages.events import RankChanged
 
 
 class DataSupply:
-    """How much of a growing file each rank can train on, and whether all ranks have the same of it.
+    """Supply of data from a growing file: how much each rank can train on, and whether all ranks have the same of it.
 
     A step is planned only when all live ranks have its samples, so ranks that wait for data wait for a plan: commands,
     and everything else that happens between steps, go on as usual.
@@ -68,7 +68,7 @@ class DataSupply:
 
 
 Wish = Literal["form", "pause", "stopped", "finished"]
-"""What the conductor must do at a boundary that has no plan to issue."""
+"""Action of the conductor at a boundary that has no plan to issue."""
 
 
 class Pipeline:

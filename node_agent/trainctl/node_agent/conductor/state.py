@@ -49,7 +49,7 @@ class NobodyLeftError(CannotGoOnError):
 
 @dataclasses.dataclass
 class Rank:
-    """What a rank has said in this life of the conductor."""
+    """Messages of a rank in this life of the conductor."""
 
     ready: Ready | None = None
     formed: bool = False
@@ -173,7 +173,7 @@ class RunSums(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass
 class Progress:
-    """What was committed: the last step, the first position after it, and sums over all steps."""
+    """Progress that was committed: the last step, the first position after it, and sums over all steps."""
 
     step: int = 0
     cursor: int = 0

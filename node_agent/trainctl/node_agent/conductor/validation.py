@@ -1,4 +1,4 @@
-"""What must hold of a conductor's state after every event. Tests check it, production doesn't."""
+"""Invariants of a conductor's state after every event. Tests check them, production doesn't."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ class BrokenPromiseError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """What only ever grows, after one event."""
+    """Values that only ever grow, after one event."""
 
     stage: Stage = "loading"
     generation: Generation = Generation(0, 0)  # noqa: RUF009  immutable

@@ -48,7 +48,7 @@ RAMP_STEPS = 3
 
 @dataclasses.dataclass(frozen=True)
 class _Peaks:
-    """What a rank's newest steps in a row took, all with one micro-batch: peaks of another say nothing of it."""
+    """Peaks of a rank's newest steps in a row, all with one micro-batch: those of another say nothing about it."""
 
     micro: int  # samples of a pass
     uses: deque[float]  # peaks as parts of the cap
@@ -129,7 +129,6 @@ def _observe(facts: RunFacts, memory: Memory, stepped: Stepped) -> bool:
 
 
 def _peaks(memory: Memory) -> dict[int, _Peaks]:
-    """Of each rank."""
     found: dict[int, _Peaks] = memory.evidence.setdefault("peaks", {})
     return found
 

@@ -39,12 +39,12 @@ have other speeds, as those that share a machine."""
 SAME = 0.02
 """Relative change of the step's seconds, or of their lower bound, within which a search would find what it found."""
 SHARE = "share "
-"""What the names of shares begin with in what is kept: those before the last command, by rank."""
+"""Prefix of the names under which the shares before the last command are kept, by rank."""
 
 
 @dataclass(frozen=True)
 class _Gain:
-    """What a split would do."""
+    """Effect that a split would have."""
 
     seconds: float  # the slowest rank's, as it is
     best: float  # the slowest rank's, with the best split
@@ -56,7 +56,7 @@ class _Gain:
 
 @dataclass
 class _Seen:
-    """What steps with one plan version have shown."""
+    """Observations of the steps with one plan version."""
 
     version: int
     gains: deque[float]  # of the best split, in whole windows of steps
@@ -67,7 +67,7 @@ class _Seen:
 
     @classmethod
     def of(cls, facts: RunFacts, memory: Memory) -> "_Seen":
-        """What has been seen; nothing with another plan version than before."""
+        """Return the observations so far; none from before the current plan version."""
         version, seen = facts.durable.settings.plan_version, memory.evidence.get("seen")
         if seen is None or seen.version != version:
             gains = deque[float](maxlen=facts.config.policy.rebalance.windows)
@@ -76,8 +76,8 @@ class _Seen:
         return made
 
     def is_due(self, seconds: float, at_once: float) -> bool:
-        """Whether, with one more step, to look at the ranks' speeds: in the first window of a split at each step, then
-        once in a window, or if the last steps all took longer by what is acted on at once."""
+        """Count one more step, and return whether to look at the ranks' speeds: in the first window of a split at each
+        step, then once in a window, or if the last steps all took longer by what is acted on at once."""
         self.steps += 1
         self.seconds.append(seconds)
         is_window = self.steps % NEWEST == 0
@@ -89,7 +89,7 @@ class _Seen:
         return seconds > limit and min([*self.seconds][-LEAST_STEPS:]) > limit
 
     def is_settled(self, seconds: float, bound: float) -> bool:
-        """Whether the last search that found too little was made at these seconds of a step and this lower bound."""
+        """Return whether the last search that found too little had these seconds of a step and this lower bound."""
         known = zip(self.settled, (seconds, bound), strict=True)
         return all(math.isclose(then, now, rel_tol=SAME) for then, now in known)
 
@@ -152,7 +152,7 @@ class Rebalance(Policy):
 
 
 def _best(facts: RunFacts, stepped: Stepped) -> _Gain:
-    """Of the best split, even of one that isn't worth a command."""
+    """Return the gain of the best split, even if it isn't worth a command."""
     settings = facts.durable.settings
     costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
     return _Gain(_slowest(settings, stepped.models), slowest(split(settings.global_batch, costs), costs))
@@ -184,7 +184,7 @@ def _is_large(facts: RunFacts, gain: _Gain, steps: int) -> bool:
 
 
 def _may_correct(settings: Settings, memory: Memory) -> bool:
-    """Whether a split may follow the last one before its quiet steps are over: not before it has taken effect."""
+    """Return whether a split may follow the last one in its quiet steps: not before that one has taken effect."""
     is_in_effect = memory.kept.get("version") != settings.plan_version
     return is_in_effect and memory.kept.get("corrections", 0.0) < MOST_CORRECTIONS
 
@@ -212,9 +212,9 @@ def _proposed(facts: RunFacts, memory: Memory, gain: _Gain, steps: int, correcti
 
 
 def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
-    """Of the best split. It is searched only if its lower bound would be so much better, and not again while the ranks
-    are as fast as when whole samples and passes last allowed nothing. None of one that brings a rank a micro-batch
-    that ran out of memory."""
+    """Return the gain of the best split. It is searched only if its lower bound would be so much better, and not again
+    while the ranks are as fast as when whole samples and passes last allowed nothing. There is no gain from a split
+    that brings a rank a micro-batch that ran out of memory."""
     settings, table, seen = facts.durable.settings, facts.config.policy.rebalance, _Seen.of(facts, memory)
     seconds = _slowest(settings, stepped.models)
     bound = share_edits.least_seconds(settings, stepped.models, stepped.most_micro)
@@ -232,7 +232,7 @@ def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
 
 
 def _is_barred(facts: RunFacts, rank: int, share: int) -> bool:
-    """Whether the rank's micro-batch would grow with its share to a size that ran out of memory."""
+    """Return whether the rank's micro-batch would grow with its share to a size that ran out of memory."""
     setting, kept = facts.durable.settings.ranks[rank], facts.durable.policies.get("micro-batch")
     bar = barred_size(kept.memory, rank, facts.step) if kept is not None else None
     return bar is not None and setting.micro_in_force < bar <= min(setting.micro_batch, share)
