@@ -23,7 +23,6 @@ MAX_POSITIONAL: Final = 6
 ALLOWED: Final[dict[tuple[str, str], int]] = {
     ("benchmarks", "format"): 42,
     ("node_agent", "alias"): 42,
-    ("node_agent", "docstring"): 86,
     ("node_agent", "format"): 12,
     ("node_agent", "parameters"): 12,
     ("protocol", "format"): 28,

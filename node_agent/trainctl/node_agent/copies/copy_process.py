@@ -43,16 +43,16 @@ RSYNC: Final = ("rsync", "-aR", "--partial", "--ignore-times", "--timeout=120")
 """Ends after 120 s without a byte. -R makes the folders of the path there. Files of a step that was done again may have
 the same size and be written in the same second, so rsync compares what is in them."""
 SSH: Final = "ssh -oBatchMode=yes -oConnectTimeout=20"
-"""What rsync reaches other machines by: it asks for no password."""
+"""Command by which rsync reaches other machines: it asks for no password."""
 _CONSEQUENCES: Final = re.compile(r"rsync error: |rsync: .*(connection unexpectedly closed|Broken pipe|reset by peer)")
-"""How lines begin that rsync ends with whatever the reason was."""
+"""Beginnings of the lines with which rsync ends, whatever the reason was."""
 
 
 _REPLACED: Final = "the step was done again, and its checkpoint replaced, while it was copied"
 
 
 class CopyLine(msgspec.Struct, frozen=True):
-    """What happens to the copy of one step's checkpoint."""
+    """State of the copy of one step's checkpoint."""
 
     step: int
     state: Literal["copying", "copied", "failed"]

@@ -125,7 +125,7 @@ def _is_summed(metric: Metric) -> bool:
 
 
 def exported_name(metric: str) -> str:
-    """Of a metric of the run, without what Prometheus allows in no name."""
+    """Return the exported name of a run's metric, without characters that Prometheus allows in no name."""
     return {"grad_norm": "gradient_norm"}.get(metric, metric.replace("/", "_"))
 
 

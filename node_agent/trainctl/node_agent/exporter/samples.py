@@ -37,7 +37,7 @@ from trainctl.protocol.messages import (
 
 
 class RankTotals(msgspec.Struct, frozen=True):
-    """Of one rank's parts of steps."""
+    """Sums over one rank's parts of steps."""
 
     node: str
     tokens: float = 0.0
@@ -47,7 +47,7 @@ class RankTotals(msgspec.Struct, frozen=True):
 
 
 class RunTotals(msgspec.Struct, frozen=True):
-    """Of one run, since its agent first heard of it."""
+    """Sums over one run, since its agent first heard of it."""
 
     run: str
     steps: int = 0
@@ -61,7 +61,7 @@ class RunTotals(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Of an agent since it started; of runs those that are active, and those that ended after the last one began."""
+    """Sums since the agent started: of the active runs, and of those that ended after the last one began."""
 
     runs: dict[str, RunTotals] = {}
     ended: frozenset[str] = frozenset()  # of them; they go when another one begins
@@ -145,7 +145,7 @@ def _finite(value: float) -> float:
 
 
 class AgentSnapshot(NamedTuple):
-    """What one scrape is answered from: an agent at a moment, all immutable, so any thread may read it."""
+    """State of an agent at a moment, from which a scrape is answered; all immutable, so any thread may read it."""
 
     taken_monotonic: float
     started_at: float  # Unix seconds

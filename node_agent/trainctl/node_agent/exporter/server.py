@@ -166,7 +166,7 @@ class MetricsServer:
         self._thread.start()
 
     def show(self, snapshot: AgentSnapshot) -> None:
-        """What scrapes are answered from, from here on."""
+        """Answer scrapes from this snapshot from here on."""
         self._view.snapshot = snapshot
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What an attached run's program says, as the messages that clients and the record know; pure."""
+"""Messages of an attached run's program, in the form that clients and the record know; pure."""
 
 from collections.abc import Sequence
 

@@ -75,7 +75,7 @@ def _unlike_file(mine: Sequence[FileDigest], others: Sequence[FileDigest], node:
 
 
 class RankSetup(msgspec.Struct, frozen=True):
-    """What one rank computes with. With all of them the same on one device, a resumed run continues bit for bit."""
+    """Setup of one rank. With all setups the same on one device, a resumed run continues bit for bit."""
 
     node: str
     backend: str
@@ -84,7 +84,7 @@ class RankSetup(msgspec.Struct, frozen=True):
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """What the step of a loaded checkpoint was made with, until the group that continues it has formed."""
+    """Setups that made the step of a loaded checkpoint, until the group that continues it has formed."""
 
     step: int
     ranks: dict[int, RankSetup]

@@ -79,7 +79,7 @@ class Carried(msgspec.Struct, frozen=True):
 
 
 class PolicyState(msgspec.Struct, frozen=True):
-    """What a run keeps of one of its policies, whatever step it goes back to."""
+    """State of one of a run's policies, kept whatever step the run goes back to."""
 
     mode: PolicyMode | None = None  # as commands left it; None: the run file's
     memory: dict[str, float] = {}  # what the policy itself wants to know the next time

@@ -1,4 +1,4 @@
-"""What each editing verb does to the settings: pure functions to settings and what changed."""
+"""Effect of each editing verb on the settings: pure functions to settings and what changed."""
 
 import math
 from collections.abc import Mapping, Sequence

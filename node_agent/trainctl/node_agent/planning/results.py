@@ -85,7 +85,7 @@ token, which attends only to itself."""
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far a rank is from another one."""
+    """Difference of a rank's results from another one's."""
 
     rank: int
     other: int

@@ -43,7 +43,7 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What an edit may have to know of the ranks beside their settings."""
+    """Facts about the ranks that an edit may need beside their settings."""
 
     models: Mapping[int, StepModel] = dataclasses.field(default_factory=dict)  # of those that have been measured
     standing: Collection[int] = ()  # ranks of the newest generation: their state is that of the last step

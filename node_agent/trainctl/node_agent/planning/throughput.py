@@ -1,4 +1,4 @@
-"""What a step takes each rank, by its reports: seconds a sample, or a curve, and a cost whatever its share."""
+"""Time that a step takes each rank, by its reports: seconds a sample, or a curve, and a cost whatever its share."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping

@@ -103,7 +103,7 @@ class CpuMeter:
     def __init__(self) -> None:
         self._before = _cpu_times()
         self.steal_percent: float | None = None
-        """What a hypervisor gave to others instead, at the last call; None where the kernel doesn't count it."""
+        """Percent of time given to others by a hypervisor, at the last call; None where the kernel doesn't count it."""
 
     def percent(self) -> float | None:
         """0 to 100; None if no time has been counted since the last call."""

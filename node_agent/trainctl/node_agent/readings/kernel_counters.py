@@ -108,7 +108,7 @@ def _disk(path: Path, sys_root: Path) -> Totals:
 
 
 def _disks_on_macos() -> Totals:
-    """Of all disks together; how long they were busy isn't known."""
+    """Return the totals of all disks together; how long they were busy isn't known."""
     counted = psutil.disk_io_counters()
     if counted is None:
         return {}
@@ -116,7 +116,7 @@ def _disks_on_macos() -> Totals:
 
 
 def _network(sys_root: Path) -> Totals:
-    """Of the interfaces that are hardware, so that a bridge over one isn't counted twice; in a container of all."""
+    """Return the totals of hardware interfaces, so that no bridge over one counts twice; in a container of all."""
     every = {
         name: counted
         for name, counted in psutil.net_io_counters(pernic=True, nowrap=False).items()
@@ -144,7 +144,7 @@ def _is_hardware(name: str, sys_root: Path) -> bool:
 
 
 def _tcp(proc: Path) -> Totals:
-    """Of two lines that begin with `Tcp:`: names, and then values."""
+    """Return the totals in two lines that begin with `Tcp:`: names, and then values."""
     rows = [line.split() for line in lines_of(proc / "net" / "snmp") if line.startswith("Tcp:")]
     known = dict(_pairs(rows))
     return {"retransmits_per_second": float(known["RetransSegs"])} if "RetransSegs" in known else {}
@@ -191,7 +191,7 @@ class PressureReader:
         return next((value for file in files if (value := _some_avg10(lines_of(file))) is not None), None)
 
     def _throttled_percent(self) -> float | None:
-        """Of the quota's periods since the last reading; None without a quota, or if none of them has passed."""
+        """Return the throttled percent of the quota's periods since the last reading; None if there are none."""
         before, self._counted = self._counted, self._count()
         if before is None or self._counted is None:
             return None
@@ -205,7 +205,7 @@ class PressureReader:
 
 
 def _some_avg10(lines: list[str]) -> float | None:
-    """Of `some avg10=1.23 avg60=...`: percent of the last 10 s in which at least one task was stalled."""
+    """Return the percent of the last 10 s in which at least one task was stalled, from `some avg10=1.23 avg60=...`."""
     words = next((line.split() for line in lines if line.startswith("some ")), [])
     with contextlib.suppress(ValueError):
         return next((float(word.removeprefix("avg10=")) for word in words if word.startswith("avg10=")), None)

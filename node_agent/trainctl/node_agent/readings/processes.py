@@ -51,7 +51,7 @@ class ProcessMeter:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Of all that there were at the last `find`."""
+        """Pids of all processes that there were at the last `find`."""
         return frozenset(known.process.pid for known in self._known)
 
     @property

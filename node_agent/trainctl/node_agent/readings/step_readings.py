@@ -15,7 +15,7 @@ _READINGS_KEPT = 90
 
 
 class _Sums:
-    """Of a node's readings in one step, by device and metric: their count and sum, however long the step takes."""
+    """Count and sum of a node's readings in one step, by device and metric, however long the step takes."""
 
     def __init__(self) -> None:
         self._newest: m.HostReading | None = None
@@ -57,7 +57,7 @@ class NewestReadings:
 
 
 class StepReadings:
-    """What came of each node while the newest steps were made."""
+    """Readings of each node that came while the newest steps were made."""
 
     def __init__(self) -> None:
         self._steps: defaultdict[int, defaultdict[str, _Sums]] = defaultdict(partial(defaultdict, _Sums))  # step, node

@@ -93,7 +93,7 @@ class KnownRun:
 
 @dataclass(frozen=True)
 class FollowedRun:
-    """What this node has to do with a run that another node's agent leads."""
+    """Run that another node's agent leads, and this node's rank in it."""
 
     run: str
     rank: int

@@ -53,7 +53,7 @@ FORGET_EVERY_STEPS = 100
 
 @dataclass(frozen=True)
 class LastState:
-    """What an agent that restarts continues from."""
+    """State from which an agent that restarts continues."""
 
     step: m.StepCommitted | None  # the newest committed one
     rank_steps: tuple[m.RankStep, ...]  # of that step
@@ -296,7 +296,7 @@ class RunDb:
         return self._writer.refusal is not None
 
     def highest_generation(self) -> m.Generation | None:
-        """Of all steps that were ever committed, retracted ones too; None before the first."""
+        """Return the highest generation of all steps ever committed, retracted ones too; None before the first."""
         rows = self._rows("SELECT term, n FROM steps ORDER BY term DESC, n DESC LIMIT 1")
         return m.Generation(*rows[0]) if rows else None
 

@@ -1,4 +1,4 @@
-"""What the folders of an agent's runs know of them. With it a damaged agent.db is made again: no run is lost, and no
+"""Facts about an agent's runs from their folders. A damaged agent.db is made again from them: no run is lost, and no
 command is carried out twice."""
 
 import contextlib

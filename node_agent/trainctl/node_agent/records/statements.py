@@ -1,4 +1,4 @@
-"""What is written into a run's record, each as a function of a connection that may be run again without harm."""
+"""Writes to a run's record, each as a function of a connection that may be run again without harm."""
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence

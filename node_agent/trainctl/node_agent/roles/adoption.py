@@ -20,7 +20,7 @@ from trainctl.protocol.record.paths import RunPaths
 
 
 class Taken(NamedTuple):
-    """What the run has to do without, and what its events should say of it."""
+    """Ranks that the run has to do without, and what its events should say about it."""
 
     without: Mapping[int, str] = MappingProxyType({})  # ranks whose nodes are unreachable or leaving, with the reasons
     notices: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ LOST_SECONDS, GONE_SECONDS = 30.0, 5.0
 
 
 class Situation(NamedTuple):
-    """What is known when the lead decides."""
+    """Facts on which the lead decides."""
 
     here: str  # the lead's node
     ranks: Mapping[int, str]  # node of each rank of the run
@@ -57,7 +57,7 @@ class Situation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """What the lead does about it."""
+    """Action of the lead for nodes that leave."""
 
     kind: Literal["none", "drain", "hand-over", "stop"]
     ranks: Mapping[int, str] = dataclasses.field(default_factory=dict)  # drain: the reasons

@@ -85,8 +85,8 @@ class Claim:
         return self._peers.is_open(self._lead)
 
     async def _ask_first(self, old_lead_is_off: bool) -> None:
-        """Whether the run can be had at all, and above which term: a consent that leads to nothing can't be taken back,
-        and who has given one no longer obeys the old lead."""
+        """Ask whether the run can be led at all, and above which term: a consent that leads to nothing can't be taken
+        back, and a node that has given one no longer obeys the old lead."""
         others = [node for node in self._peers.links if node != self._lead or self._is_lead_open]
         asked = [self._lead] if self._is_lead_open and not self._resume else others
         answers = await self._ask(0, asked)

@@ -1,4 +1,4 @@
-"""What an agent does for the leads of other nodes: answers their greetings, hosts a rank, passes orders and answers on.
+"""Work of an agent for the leads of other nodes: answer greetings, host a rank, pass orders and answers on.
 
 A lead's messages are judged by their numbers as they come in, and greetings and pings are answered at once; orders are
 carried out one after another, for hosting a rank can take seconds.
@@ -37,7 +37,7 @@ Reclaim = Callable[[int], Awaitable[None]]
 
 
 class _Conducting(Protocol):
-    """What a follower has to do with its own agent's leading."""
+    """Interface of a follower to its own agent's leading."""
 
     def beyond(self, other: m.HostedRank) -> list[m.Kept]: ...
     async def let_go(self, successor: str) -> Released: ...
@@ -78,7 +78,7 @@ class Follower:
 
     @property
     def round_trip_seconds(self) -> float | None:
-        """Of the last ping of the followed run's lead; None without one, or where it is silent."""
+        """Return the last ping's round trip to the followed run's lead; None without one, or if it is silent."""
         at, seconds = self._pinged
         fresh = self.followed is not None and time.monotonic() - at < SILENT_AFTER_SECONDS
         return seconds if fresh else None
@@ -239,7 +239,8 @@ class Follower:
                     await self._answer_claim(lead, order)
 
     async def _keep(self, lead: str, kept: m.PeerKeep) -> None:
-        """Of a conversation that is over it is sent again, after what this record lacks before it."""
+        """Keep the lead's items. Those of a conversation that is over are dropped: they are sent again, after what this
+        record lacks before them."""
         followed = self.followed
         if followed is None or followed.run != kept.run or followed.known.lead != lead:
             return

@@ -1,4 +1,4 @@
-"""What an agent does as the lead of a run: starts it on all its nodes, leads it, and sees it to its end."""
+"""Work of an agent as the lead of a run: start it on all its nodes, lead it, and bring it to its end."""
 
 import asyncio
 import dataclasses
@@ -43,7 +43,7 @@ FINISH_SECONDS = 5.0
 
 
 class _Alerts(Protocol):
-    """What follows the run that is led, and carries out commands about alerts."""
+    """Follows the run that is led, and carries out commands about alerts."""
 
     def ended(self, session: Session) -> None: ...
     def read(self, reading: m.HostReading) -> None: ...
@@ -51,7 +51,7 @@ class _Alerts(Protocol):
 
 
 class _References(Protocol):
-    """What collects a reference's log-probabilities from the ranks that load, and hands them on."""
+    """Collects a reference's log-probabilities from the ranks that load, and hands them on."""
 
     async def take(self, session: Session, ask: m.ReferenceAsk) -> None: ...
     def ended(self) -> None: ...
@@ -471,7 +471,7 @@ class Lead:
     # ------------------------------------------------------------ what is known of runs
 
     def directory(self, run: str | None) -> Path | None:
-        """Of a run by its id; of the active run, or else the newest, for None."""
+        """Return a run's folder by its id; for None that of the active run, or else of the newest."""
         if run is None and self.session is not None:
             return self.session.paths.directory
         found = self._db.known_run(run or self.last_run or "")

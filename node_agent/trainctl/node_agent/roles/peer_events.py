@@ -1,4 +1,4 @@
-"""What the agents of other nodes report to the lead: how they are, and what the ranks that they host say."""
+"""Reports of other nodes' agents to the lead: how they are, and what the ranks that they host say."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -15,7 +15,7 @@ from trainctl.protocol.messages import events as e
 
 
 class _Leading(Protocol):
-    """What they have to do with this agent's leading."""
+    """Interface of peers' reports to this agent's leading."""
 
     peers: Peers
     launch: Launch
@@ -100,7 +100,7 @@ class PeerEvents:
         await (self.answered(node, said) if isinstance(said, m.PeerAnswer) else self.exited(node, said))
 
     async def answered(self, node: str, said: m.PeerAnswer) -> None:
-        """What a trainer on another node said."""
+        """Take an answer of a trainer on another node."""
         if self._lead.is_starting and said.answer.run == self._lead.run:
             self._lead.launch.early.append((node, said))
         else:

@@ -1,4 +1,4 @@
-"""What this agent is for a run, as one value. A transition is a pure function, and refuses where it isn't defined."""
+"""Role of this agent for a run, as one value. A transition is a pure function, and refuses where it isn't defined."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What the parts of one agent share: who it is, where it keeps things, and what it speaks and hosts with."""
+"""Context that the parts of one agent share: who it is, where it keeps things, and what it speaks and hosts with."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ class AgentContext:
 
     @functools.cached_property
     def version(self) -> str:
-        """Of the program."""
+        """Version of the program."""
         return version("trainctl")
 
     @functools.cached_property

@@ -85,8 +85,8 @@ def keep_times(recorder: RunDb, times: cost.Times) -> None:
 
 
 def close_times(recorder: RunDb, at: float, nodes: Collection[str] | None = None) -> None:
-    """Of a run that ended with its agent, about `at` (Unix seconds): from then on nobody took part, or only others than
-    `nodes`."""
+    """Close the times of a run that ended with its agent, about `at` (Unix seconds): from then on nobody took part, or
+    only others than `nodes`."""
     times = kept_times(recorder)
     others = {time.node for time in times if time.since_at is not None} - set(nodes) if nodes is not None else ()
     if (over := cost.counted(times, others, at)) != times:
@@ -100,7 +100,7 @@ LONGEST_RECOVERY_SECONDS: Final = 600.0
 
 
 class KeptEta(msgspec.Struct, frozen=True):
-    """What the record keeps."""
+    """Estimate as the record keeps it."""
 
     facts: EtaFacts = EtaFacts()
     step: int = 0  # last committed step then
@@ -219,7 +219,7 @@ def _kept_eta(recorder: RunDb) -> KeptEta:
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """What connects the ranks of a group."""
+    """Links between the ranks of a group."""
 
     ranks: int = 0
     calibrated: tuple[LinkRate, ...] = ()  # empty if a link isn't calibrated, or there is none

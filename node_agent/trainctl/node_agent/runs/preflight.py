@@ -1,4 +1,4 @@
-"""What a run file wants of the cluster and of this machine: the nodes that take part, files, the network interface."""
+"""Demands of a run file on the cluster and this machine: the nodes that take part, files, the network interface."""
 
 import ipaddress
 import os
@@ -41,8 +41,8 @@ def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
 
 
 def check_on(config: RunFile, node: str, where: str = "config", placement: Placement = Placement()) -> None:  # noqa: B008
-    """Whether a node has the model and the data that the run file wants, and may sum gradients by the interface that it
-    names. Raises InvalidInputError by the field."""
+    """Check that a node has the model and the data that the run file wants, and may sum gradients by the interface that
+    it names. Raises InvalidInputError by the field."""
     here = run_file.on_node(config, node)
     paths = {"model.path": here.model.path, "data.path": here.data.path, "data.held_out_path": here.data.held_out_path}
     for field, path in paths.items():
@@ -57,7 +57,7 @@ def check_on(config: RunFile, node: str, where: str = "config", placement: Place
 
 
 def check_network(config: RunFile, node: str, where: str, placement: Placement) -> None:
-    """Whether a node may sum gradients by the interface that it names. Raises InvalidInputError."""
+    """Check that a node may sum gradients by the interface that it names. Raises InvalidInputError."""
     interface, field = config.nodes[node].interface, f"{where}: nodes.{node}.interface"
     if interface:
         _check_interface(node, interface, field, placement)
@@ -67,8 +67,8 @@ def check_network(config: RunFile, node: str, where: str, placement: Placement) 
 
 
 def check_priority(nice: int, field: str) -> None:
-    """Whether this process may start others at that nice value, found out by a process that tries it; only one below
-    its own can be refused. Raises InvalidInputError."""
+    """Check that this process may start others at that nice value, by a process that tries it; only one below its own
+    can be refused. Raises InvalidInputError."""
     own = os.getpriority(os.PRIO_PROCESS, 0)
     if nice >= own:
         return

@@ -155,7 +155,7 @@ class Recovery:
         self._show(state, reason)
 
     def _show(self, state: RunState, reason: str) -> None:
-        """What clients see of it meanwhile."""
+        """Publish the run's state to clients meanwhile."""
         if self._shown is not None and (self._shown.state, self._shown.reason) != (state, reason):
             self._shown = msgspec.structs.replace(self._shown, state=state, reason=reason)
             self._context.publisher.publish(self._shown)

@@ -61,7 +61,7 @@ class LedRun:
 
 @dataclasses.dataclass(frozen=True)
 class RunListener:
-    """What an agent does about its run, beside the record, the ranks and the clients."""
+    """Callbacks of an agent for its run, beside the record, the ranks and the clients."""
 
     command_ended: Callable[[conductor_events.CommandEnded], Awaitable[None]]
     generation: Callable[[messages.Generation], object] = lambda _: None  # before it is used
@@ -165,7 +165,8 @@ class Session:
             await self.feed(conductor_events.Ticked())
 
     async def lacks(self, lacking: str) -> None:
-        """What is missing for a majority of nodes, empty if nothing is: where one is wanted no step is made without."""
+        """Take what is missing for a majority of nodes, empty if nothing: no step is made without a majority where one
+        is wanted."""
         if lacking != self._lacking:
             self._lacking = lacking
             await self.feed(conductor_events.Quorum(lacking))

@@ -69,7 +69,7 @@ def kept(node_directory: Path, *, limit_bytes: int = LIMIT_BYTES) -> Iterator[Ca
 
 
 def heard(message: m.Live) -> None:
-    """What a published message adds to the log: events."""
+    """Log a published message if it is an event."""
     if isinstance(message, m.Event):
         where = f"{message.run}: " if message.run else ""
         log.log(_LEVELS.get(message.severity, logging.INFO), "%s%s", where, message.text)

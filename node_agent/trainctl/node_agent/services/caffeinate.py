@@ -21,7 +21,7 @@ def to_begin(platform: str, trainers: Iterable[int], held: Iterable[int]) -> tup
 
 
 class Caffeinate:
-    """What is started outlives the agent, as the trainers do, and is found again by the next one."""
+    """Keeps the machine awake by processes that outlive the agent, as trainers do; the next agent finds them."""
 
     def __init__(self, platform: str = sys.platform) -> None:
         self._platform = platform

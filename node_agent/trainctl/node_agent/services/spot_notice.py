@@ -30,7 +30,7 @@ class SpotNotice:
             await asyncio.sleep(INTERVAL_SECONDS)
 
     def take(self, outcome: Outcome) -> None:
-        """How a command ended. One that was killed, or couldn't be started, changes nothing."""
+        """Take the outcome of a command. One that was killed, or couldn't be started, changes nothing."""
         if outcome.status is None:
             if not self._has_failed:
                 log.warning("spot notice: %s", outcome.problem)

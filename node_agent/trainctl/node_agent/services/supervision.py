@@ -1,5 +1,5 @@
-"""What the agent does for its supervisor while it serves: says that it is ready, lives and stops; ends by
-itself where no one counts its beats; and keeps a log."""
+"""Service of the agent to its supervisor: says that it is ready, lives and stops; ends by itself where no one counts
+its beats; and keeps a log."""
 
 import asyncio
 import contextlib

@@ -15,7 +15,7 @@ TELL_SECONDS = 2.0
 
 
 class Stall:
-    """How long a loop has stalled, as seen by looks at its count of beats."""
+    """Seconds for which a loop has stalled, as seen by looks at its count of beats."""
 
     def __init__(self, look_seconds: float) -> None:
         self._look_seconds, self._count, self.seconds = look_seconds, -1, 0.0

@@ -82,7 +82,7 @@ PEAK_NOISE: Final = 0.005
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSpec:
-    """What a node's settings, its profile and the model say of it."""
+    """Device of a node by its settings, its profile and the model."""
 
     name: str  # with the word simulated
     curve: PassCurve  # seconds of a pass by micro-batch
@@ -195,7 +195,7 @@ WORD_SECONDS: Final = 0.001
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedLinks:
-    """Of all ranks; each has one, into a network that isn't the bottleneck."""
+    """Links of all ranks; each has one, into a network that isn't the bottleneck."""
 
     of: Mapping[int, LinkRate]
     gradient_bytes: int
@@ -225,7 +225,7 @@ HELD_OUT_GAP: Final = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class LossModel:
-    """Of one run."""
+    """Losses of one run."""
 
     seed: int
     first: float  # nats per unit of weight

@@ -1,4 +1,4 @@
-"""What is simulated: a cluster file and a run file put together, with the model's size where it can be read."""
+"""Input of a simulation: a cluster file and a run file put together, with the model's size where it can be read."""
 
 import dataclasses
 import math
@@ -26,9 +26,9 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.devices import devices_named, resolve
 
 LINK_BYTES_PER_SECOND, LATENCY_SECONDS = 125e6, 2e-4
-"""Of a link that nothing is said about: 1 Gbit/s and the round trip of a local network."""
+"""Rate and latency of a link that isn't described: 1 Gbit/s and the round trip of a local network."""
 PASS_OVERHEAD_SECONDS = 0.002
-"""What a pass takes on a known device whatever its size."""
+"""Seconds that a pass takes on a known device whatever its size."""
 
 
 @dataclasses.dataclass(frozen=True)

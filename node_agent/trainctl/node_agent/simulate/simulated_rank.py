@@ -29,7 +29,7 @@ Done = Callable[[], None]
 
 
 class SimulatedGroup:
-    """Of the ranks of one `form` order."""
+    """Group of the ranks of one `form` order."""
 
     def __init__(self, form: messages.Form, links: SimulatedLinks, queue: Clock) -> None:
         self.form, self.sum_seconds = form, links.sum_seconds(form.ranks)

@@ -1,4 +1,4 @@
-"""What a simulated rank reports: made up from its device, the plan and the loss model; the text says so. Pure."""
+"""Reports of a simulated rank: made up from its device, the plan and the loss model; the text says so. Pure."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ _DIGEST = "simulated"
 
 @dataclasses.dataclass(frozen=True)
 class RankFacts:
-    """What doesn't change of one rank."""
+    """Facts about one rank that don't change."""
 
     run: str
     rank: int

@@ -41,7 +41,7 @@ FIRST_SECONDS, FLUSH_SECONDS = 0.5, 4.0
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedRun:
-    """What a simulation came to."""
+    """Result of a simulation."""
 
     lead: SimulatedLead
     ended: conductor_events.Ended

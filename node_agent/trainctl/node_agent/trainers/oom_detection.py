@@ -1,4 +1,4 @@
-"""Whether a trainer ran out of memory and died: from how it ended, the kernel's kills and what it had last reported.
+"""Detection of trainers that ran out of memory: by their end, the kernel's kills and what they had last reported.
 
 A bare SIGKILL says nothing: somebody may have sent it. Linux counts the processes that it kills for memory in the
 trainer's cgroup, of version 1 or 2; where the kernel ends them otherwise, as on a Mac, what the trainer held when it
@@ -43,7 +43,7 @@ class Held(NamedTuple):
 
 
 class Kills(NamedTuple):
-    """How many processes the kernel had killed for memory where the trainer ran, just before its end and after it."""
+    """Numbers of processes killed by the kernel for memory where the trainer ran, just before its end and after it."""
 
     before: int
     after: int

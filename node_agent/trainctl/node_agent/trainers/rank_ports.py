@@ -55,7 +55,7 @@ _ENDPOINT, _RESUME_FROM = "--endpoint", "--resume-from"
 
 
 class Ending(NamedTuple):
-    """How a trainer's process ended."""
+    """End of a trainer's process."""
 
     clean: bool
     why: str
@@ -70,7 +70,7 @@ class Look(NamedTuple):
 
 
 class RankPort(Protocol):
-    """What a session does with a rank. But for `start`, nothing waits; what can't be said now is not said later."""
+    """Interface of a session to a rank. But for `start`, nothing waits; what can't be said now is not said later."""
 
     def start(self, resume_from: Path | None) -> None: ...
     async def tell(self, order: m.ToTrainer) -> bool: ...

@@ -1,4 +1,4 @@
-"""What an agent takes for itself when it starts: its node's folder and its addresses."""
+"""Resources that an agent takes for itself when it starts: its node's folder and its addresses."""
 
 import contextlib
 import fcntl

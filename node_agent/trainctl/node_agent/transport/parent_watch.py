@@ -9,7 +9,7 @@ from trainctl.protocol.errors import InvalidInputError
 
 
 def check() -> None:
-    """Whether standard input can be watched for its end. Raises InvalidInputError if it is no pipe."""
+    """Check that standard input can be watched for its end. Raises InvalidInputError if it is no pipe."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError, AttributeError):

@@ -176,7 +176,7 @@ class PeerLink:
         return await self.send(PeerEnd(link="", seq=0, run=run, rank=rank, state=state, reason=reason))
 
     async def yield_lead(self, *, wanted: bool) -> None:
-        """Whether its agent is asked to lead the run in this one's place: with each ping, and now."""
+        """Ask its agent, now and with each ping, to lead the run in this one's place; not `wanted`: stop asking."""
         begins, self._yields = wanted and not self._yields, wanted
         if begins:
             await self._keep_up()

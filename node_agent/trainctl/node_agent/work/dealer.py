@@ -1,4 +1,4 @@
-"""Which worker processes which rows: pure, so that any order of requests, deaths and late answers can be tested.
+"""Dealing of rows to worker processes: pure, so that any order of requests, deaths and late answers can be tested.
 
 A worker that asks gets the next slice. Its size follows from the worker's speed and from what is left, as in guided
 self-scheduling (Polychronopoulos and Kuck 1987): large slices first, small ones at the end, so that all workers finish

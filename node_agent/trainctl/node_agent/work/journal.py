@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS results (row INTEGER PRIMARY KEY, body BLOB NOT NULL)
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """What the work is, as it was opened."""
+    """Work as it was opened."""
 
     request: OpenWork
     step: int  # of the checkpoint
@@ -183,7 +183,7 @@ MOST_FAILURES = 3
 
 @dataclass
 class WorkingNode:
-    """What the lead knows about one node."""
+    """State of one node, as the lead knows it."""
 
     heard: float = float("-inf")  # by time.monotonic
     device: str = ""

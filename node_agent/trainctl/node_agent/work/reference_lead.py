@@ -35,7 +35,7 @@ class _Values(Protocol):
 
 
 class ReferenceLead:
-    """Of the run that this agent leads."""
+    """Lead of the reference passes in the run that this agent leads."""
 
     def __init__(self, node: str) -> None:
         self._node, self._run = node, ""

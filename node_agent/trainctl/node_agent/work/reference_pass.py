@@ -26,7 +26,7 @@ MOST_UNITS = 1024
 
 
 class UnitSizes(NamedTuple):
-    """Of each unit, as a rank tells them: little-endian uint32."""
+    """Sizes of each unit, as a rank sends them: little-endian uint32."""
 
     counts: bytes  # values
     tokens: bytes  # tokens to process
