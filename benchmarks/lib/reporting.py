@@ -76,7 +76,7 @@ class NoParts(MemoryByPart):
 
 
 class Work:
-    """A backend whose arithmetic is one matrix product; what it says of memory is true."""
+    """A backend whose arithmetic is one matrix product; what it says about memory is true."""
 
     recipe = TrainingRecipe(NextToken("pretrain"), None)
     compile_meter = CompileMeter()

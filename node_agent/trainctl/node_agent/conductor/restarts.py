@@ -136,8 +136,8 @@ class Restarts:
         return any(not ranks[other].ended for other in others)
 
     def lose(self, rank: int, why: str, out: Literal["lost", "failed"] = "lost") -> None:
-        """Its samples go to the others, and nothing that it says of this generation counts. "failed": its probe
-        refused it, and it does not come back by itself."""
+        """Take a rank out: its samples go to the others, and its reports of this generation don't count. "failed": its
+        probe refused it, and it does not come back by itself."""
         state, label = self._state, self._state.settings.label(rank)
         edit = share_edits.lose(state.settings, rank)
         settings = share_edits.give_up(edit.settings, rank) if out == "failed" else edit.settings

@@ -28,7 +28,7 @@ from trainctl.protocol.record.reader import RecordReader
 
 
 class Fork(NamedTuple):
-    """A checkpoint of a run, with what the run's record says of its step."""
+    """A checkpoint of a run, with what the run's record says about its step."""
 
     parent: RunPaths
     step: int

@@ -153,7 +153,7 @@ def write_run_file(paths: RunPaths, config: RunFile) -> None:
 
 def make_usable(paths: RunPaths) -> str:
     """Make what a run's record lacks of its tables, as after the loss of its log; make the whole record again if it is
-    damaged, and return what an event says of that. Raises InvalidInputError."""
+    damaged, and return what an event says about that. Raises InvalidInputError."""
     try:
         open_for_writing(paths.record, RUN_SCHEMA).close()
         with closing(open_for_reading(paths.record)) as connection:

@@ -1,4 +1,4 @@
-"""This machine's service manager: where it keeps the agent's file, what it says of the service, and its commands."""
+"""This machine's service manager: where it keeps the agent's file, what it says about the service, and its commands."""
 
 import os
 import pwd

@@ -182,7 +182,7 @@ class PeerLink:
             await self._keep_up()
 
     def renew(self) -> None:
-        """Begin the conversation again: what this agent says of itself has changed."""
+        """Begin the conversation again: what this agent says about itself has changed."""
         self._broken.set()
 
     def move(self, address: str) -> None:
