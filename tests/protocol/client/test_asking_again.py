@@ -64,3 +64,15 @@ async def test_the_end_of_a_command_is_asked_for_again_if_its_reply_was_lost(age
         reply = await client.send("pause", {}, timeout_seconds=HANG_SECONDS)
     assert (reply.state, reply.step) == ("applied", 3)
     await answering
+
+
+async def test_a_client_whose_close_is_cancelled_leaves_no_socket_and_no_context(agent: Agent) -> None:
+    """A context that is collected with an open socket would wait for it for good."""
+    client = await c.Client(agent[0]).connect()
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert client._socket.closed
+    assert client._context.closed

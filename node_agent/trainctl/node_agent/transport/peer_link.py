@@ -244,8 +244,10 @@ class PeerLink:
             self.line.open = False
             self._welcomed.clear()
             socket, self._socket = self._socket, None
-            await self._handshakes.close()
-            socket.close(linger=0)
+            try:
+                await self._handshakes.close()
+            finally:
+                socket.close(linger=0)
 
     async def _converse(self) -> None:
         """Say hello and then ping, until the conversation is lost."""

@@ -161,11 +161,16 @@ class Client:
                     self.keys.learn(self.address, agent.key or None)
         self._credentials = self.keys.credentials(self.address)
         self._context = self._shared or zmq.asyncio.Context()
-        self._socket = sockets.new_socket(self._context, zmq.DEALER)
-        if self._credentials is not None:
-            sockets.secure_client(self._socket, self._credentials.own, self._credentials.server)
-        self._watch = HandshakeWatch(self._socket, self.address, self._credentials, self._refused)
-        sockets.connect(self._socket, self.address)
+        with contextlib.ExitStack() as undo:
+            if self._shared is None:
+                undo.callback(self._context.destroy, linger=0)
+            self._socket = sockets.new_socket(self._context, zmq.DEALER)
+            undo.callback(self._socket.close, linger=0)
+            if self._credentials is not None:
+                sockets.secure_client(self._socket, self._credentials.own, self._credentials.server)
+            self._watch = HandshakeWatch(self._socket, self.address, self._credentials, self._refused)
+            sockets.connect(self._socket, self.address)
+            undo.pop_all()
         self._receiver = asyncio.create_task(self._receive(), name="trainctl-client-receive")
         self._watch.start()
         return self
@@ -177,12 +182,16 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection. Requests without a reply stay without one."""
-        await end_tasks([self._receiver])
-        await self._watch.close()
-        self._socket.close(linger=0)
-        if self._shared is None:
-            self._context.destroy(linger=0)
+        """Close the connection, also if cancelled meanwhile. Requests without a reply stay without one."""
+        try:
+            await end_tasks([self._receiver])
+        finally:
+            try:
+                await self._watch.close()
+            finally:  # an own context with an open socket would hang the process once it is collected
+                self._socket.close(linger=0)
+                if self._shared is None:
+                    self._context.destroy(linger=0)
 
     def live_address(self, node: NodeView) -> str:
         """Return where to hear what the agent publishes: beside the address of this client, if that is a forwarded one

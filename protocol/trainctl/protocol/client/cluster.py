@@ -33,6 +33,7 @@ from trainctl.protocol.messages import (
     StepCommitted,
 )
 from trainctl.protocol.security.keyring import Keyring, current
+from trainctl.protocol.wire.tasks import end_tasks
 
 Item = Snapshot | NodeView | Live | Heartbeat | Connection
 RETRY_SECONDS = 1.0
@@ -170,10 +171,10 @@ class _Cluster:
     async def close(self) -> None:
         """End all attachments."""
         tasks = [*self._old, *(watch.task for watch in self.watches.values() if watch.task is not None)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._context.destroy(linger=0)
+        try:
+            await end_tasks(tasks)
+        finally:
+            self._context.destroy(linger=0)
 
 
 LOOK_SECONDS = 3.0

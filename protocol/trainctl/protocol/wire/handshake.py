@@ -147,9 +147,11 @@ class HandshakeWatch:
                 self._verdict = _new_verdict()
 
     async def close(self) -> None:
-        await end_tasks([self._task])
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
+        try:
+            await end_tasks([self._task])
+        finally:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
 
 
 def _new_verdict() -> "asyncio.Future[NotAuthorisedError]":
