@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
+import zmq
 
 from trainctl.protocol.config import addresses
 from trainctl.protocol.errors import InvalidInputError
@@ -39,3 +41,12 @@ def test_what_is_no_address_is_told_what_one_looks_like(call: Callable[[str], ob
     ):  # fmt: skip
         with pytest.raises(InvalidInputError, match="tcp://host:port"):
             call(address)
+
+
+def test_a_path_that_fits_no_unix_socket_is_refused(tmp_path: Path) -> None:
+    longest = "ipc://" + str(tmp_path / "s").ljust(addresses.MAX_PATH_BYTES, "s")
+    addresses.split(longest)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.bind(addresses.live_beside(longest))
+    with pytest.raises(InvalidInputError, match="choose a shorter one"):
+        addresses.split(f"{longest}s")

@@ -1,7 +1,9 @@
 """Names of agents: their addresses, `tcp://host:port` or `ipc:///path`, and their public keys. Pure."""
 
 import ipaddress
+import os
 import re
+import sys
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -39,10 +41,18 @@ def check_bind(address: str, *, keys: bool, no_keys: bool = False) -> None:
     raise InvalidInputError(address, f"TCP needs keys: {remedy}")
 
 
+MAX_PATH_BYTES = (107 if sys.platform == "linux" else 103) - len(".live")
+"""Longest path of a Unix socket (sun_path in unix(7) and unix(4)) beside which an agent can publish."""
+
+
 def split(address: str) -> Any:
-    """The parts of `tcp://host:port` or `ipc:///path`. Raises InvalidInputError for anything else."""
+    """Return the parts of `tcp://host:port` or `ipc:///path`. Raises InvalidInputError for anything else, and for a
+    path that is too long for a Unix socket."""
     parts = urlsplit(address)
     if parts.scheme == "ipc" and not parts.netloc and len(parts.path) > 1:
+        if (size := len(os.fsencode(parts.path))) > MAX_PATH_BYTES:
+            problem = f"its path has {size} bytes, and a Unix socket's at most {MAX_PATH_BYTES}: choose a shorter one"
+            raise InvalidInputError(address, problem)
         return parts  # others have no file, so every user could connect: ipc://@name, ipc://*
     try:
         port = parts.port
