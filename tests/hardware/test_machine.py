@@ -25,6 +25,8 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.local_agents import LocalAgent, running
 from trainctl.protocol.config.run_tables import GroupTable
 from trainctl.protocol.errors import TrainctlError
+from trainctl.trainer.backends.backend import Device
+from trainctl.trainer.backends.memory import SampledMemory
 from trainctl.trainer.collective import engines
 from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.collective.membership import Membership
@@ -71,11 +73,10 @@ def _with_trainer(host: m.HostReading | None) -> m.HostReading | None:
 class Numbers:
     """The part of a backend that a group needs: arrays to sum. They are integers, whose sum is exact."""
 
+    device = Device("cpu", SampledMemory(lambda: 0))
+
     def __init__(self, rank: int) -> None:
         self.values = np.arange(SHAPE[0] * SHAPE[1], dtype=np.float32).reshape(SHAPE) * (rank + 1)
-
-    def pin(self, flat):
-        """They are in no device's memory."""
 
     def copy_out(self, part, arrays):
         np.copyto(arrays["weight"], self.values)

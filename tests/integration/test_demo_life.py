@@ -235,7 +235,7 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         terminal.keys("b")
         terminal.wait_for(r"resize micro-batch")
         terminal.keys("BSpace", "4")
-        terminal.wait_for(r"isn't measured yet|predicted")
+        terminal.wait_for(r"isn't known yet|predicted")
         terminal.keys("Enter")
         (step,) = re.findall(r"applied @ step ([\d,]+)", terminal.wait_for(r"applied @ step [\d,]+"))
         terminal.wait_gone(r"esc closes")

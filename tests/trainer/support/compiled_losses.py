@@ -120,7 +120,7 @@ def main() -> None:
         found.setdefault("seconds", compiled.compile_meter.seconds)
     found["together"] = apart(plain, compiled, *everything)
     found |= {"graphs": compiled.compile_meter.graphs, "limit": torch._dynamo.config.recompile_limit}
-    found |= {"lengths": sorted(lengths), "recorded": recorded_graphs(compiled.device)}
+    found |= {"lengths": sorted(lengths), "recorded": recorded_graphs(compiled.device.name)}
     found |= {"left": len(psutil.Process().children())}
     print(json.dumps(found))
 
