@@ -8,7 +8,7 @@ import pytest
 
 from trainctl.node_agent.calibration import link_meter
 from trainctl.node_agent.calibration.link_meter import LinkMeter
-from trainctl.node_agent.roles.role import AgentRole, Starting
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 
@@ -24,7 +24,7 @@ def test_a_node_that_is_at_work_refuses():
         return await meter(role).reply(REQUEST)
 
     role = AgentRole()
-    role.turn(Starting("run-1"))
+    role.start("run-1")
     with pytest.raises(RefusedError, match="takes part in a run"):
         asyncio.run(ask(role))
     role = AgentRole()

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from trainctl.node_agent.roles import drains
-from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.drains import NodeDrain
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.trainers.rank_ports import Ending
@@ -18,7 +17,7 @@ def drain(*, ended: bool = True, reported: bool = True, in_group: bool = False) 
     ending = Ending(clean=True, why="exited") if ended else None
     followed: Any = SimpleNamespace(ending=ending, told_ending=reported, is_in_group=in_group)
     role = AgentRole()
-    role.turn(transitions.follow(role.now, followed))
+    role.follow(followed)
     return NodeDrain(role, 15.0, lambda: False), role
 
 
@@ -39,7 +38,7 @@ def test_one_whose_run_ends_as_a_whole_records_that_first(monkeypatch: pytest.Mo
     assert waits.has_left
     ends, role = drain(in_group=True)
     assert not ends.has_left
-    role.turn(transitions.let_go(role.now))
+    role.let_go()
     assert ends.has_left
 
 

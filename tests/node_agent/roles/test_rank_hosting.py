@@ -11,7 +11,6 @@ from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.records.keys import HANDED_OVER_KEY
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import preflight, unstarted
@@ -30,7 +29,7 @@ ORDER = m.PeerHost(
 async def test_not_while_a_run_is_being_started(run: str | None) -> None:
     context: Any = SimpleNamespace(node="a", db=None)
     role = AgentRole()
-    role.turn(transitions.start(role.now, run))
+    role.start(run)
     field, problem = await RankHosting(context, role).host("b", "tcp://127.0.0.1:1", ORDER)
     assert (field, problem) == ("run", f"leads {run or 'a run that is starting'}; one run at a time")
 
@@ -41,8 +40,7 @@ async def test_nor_if_one_is_started_while_the_rank_is_checked(monkeypatch: pyte
 
     def check(*_: object, **__: object) -> None:
         """An operator is quicker."""
-        start = transitions.start(role.now)
-        loop.call_soon_threadsafe(role.turn, start)
+        loop.call_soon_threadsafe(role.start)
 
     monkeypatch.setattr(preflight, "check_on", check)
     field, problem = await RankHosting(context, role).host("b", "tcp://127.0.0.1:1", ORDER)

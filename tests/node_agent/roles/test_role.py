@@ -30,17 +30,17 @@ ROLES: dict[str, r.Role] = {
     "waiting": WAITING,
     "following": r.Following(RANK),
 }
-TRANSITIONS: dict[str, Callable[[r.Role], r.Role]] = {
-    "start": lambda role: r.start(role, "run-1"),
-    "restart": r.restart,
-    "name": lambda role: r.name(role, "run-1"),
-    "put off": lambda role: r.put_off(role, WAITING),
-    "lead": lambda role: r.lead(role, SESSION),
-    "close": lambda role: r.close(role, None),
-    "close, to restart": lambda role: r.close(role, WAITING),
-    "finish": r.finish,
-    "follow": lambda role: r.follow(role, RANK),
-    "let go": r.let_go,
+TRANSITIONS: dict[str, Callable[[r.AgentRole], None]] = {
+    "start": lambda owner: owner.start("run-1"),
+    "restart": r.AgentRole.restart,
+    "name": lambda owner: owner.name("run-1"),
+    "put off": lambda owner: owner.put_off(WAITING),
+    "lead": lambda owner: owner.lead(SESSION),
+    "close": lambda owner: owner.close(None),
+    "close, to restart": lambda owner: owner.close(WAITING),
+    "finish": r.AgentRole.finish,
+    "follow": lambda owner: owner.follow(RANK),
+    "let go": r.AgentRole.let_go,
 }
 DEFINED: dict[tuple[str, str], r.Role] = {
     ("idle", "start"): r.Starting("run-1"),
@@ -67,17 +67,26 @@ DEFINED: dict[tuple[str, str], r.Role] = {
 }
 
 
+def owner_of(role: r.Role) -> r.AgentRole:
+    owner = r.AgentRole()
+    owner._now = role
+    return owner
+
+
 @pytest.mark.parametrize("before", ROLES)
 def test_each_transition_from_each_role_is_defined_or_refused(before: str) -> None:
     for what, transition in TRANSITIONS.items():
+        owner = owner_of(ROLES[before])
         if (before, what) in DEFINED:
-            assert transition(ROLES[before]) == DEFINED[before, what], what
+            transition(owner)
+            assert owner.now == DEFINED[before, what], what
         else:
             with pytest.raises(r.TransitionError):
-                transition(ROLES[before])
+                transition(owner)
                 pytest.fail(f"{what} is not refused")
+            assert owner.now is ROLES[before]
     with pytest.raises(r.TransitionError, match="can't put off while Starting"):
-        r.put_off(r.Starting("run-2"), WAITING)
+        owner_of(r.Starting("run-2")).put_off(WAITING)
 
 
 @given(st.lists(st.sampled_from(sorted(TRANSITIONS))))
@@ -86,30 +95,32 @@ def test_after_any_sequence_it_takes_part_in_one_run_at_most_and_can_become_idle
     for what in sequence:
         before = owner.now
         try:
-            owner.turn(TRANSITIONS[what](before))
+            TRANSITIONS[what](owner)
         except r.TransitionError:
             assert owner.now is before
         assert (owner.session is None) or (owner.followed is None and owner.waiting is None and not owner.is_starting)
         assert owner.followed is None or (owner.run is None and not owner.is_busy)
         assert owner.is_busy == (owner.run is not None)
-        assert isinstance(_ended(owner.now), r.Idle)
+        assert _can_end(owner_of(owner.now))
 
 
-def _ended(role: r.Role) -> r.Role:
-    """After what brings any role to its end: a failure to start, the end of a run, word from another node."""
-    if isinstance(role, r.Starting):
-        role = r.finish(role)
-    return role if isinstance(role, r.Idle) else r.let_go(role)
+def _can_end(owner: r.AgentRole) -> bool:
+    """Bring a role to its end: by a failure to start, the end of a run, word from another node."""
+    if owner.is_starting:
+        owner.finish()
+    if not owner.is_idle:
+        owner.let_go()
+    return owner.is_idle
 
 
 async def test_a_change_of_role_is_waited_for_and_not_for_ever() -> None:
     owner = r.AgentRole()
-    owner.turn(r.lead(owner.now, SESSION))
+    owner.lead(SESSION)
     waiting = [asyncio.create_task(owner.wait_while(lambda: owner.session is SESSION, 60.0)) for _ in range(2)]
     await asyncio.sleep(0)
-    owner.turn(r.close(owner.now, None))
+    owner.close(None)
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)
-    owner.turn(r.finish(owner.now))
+    owner.finish()
     await asyncio.gather(*waiting)
     await owner.wait_while(lambda: True, 0.01)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from trainctl.node_agent.roles import role as roles
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.work.work_lead import WorkLead
 from trainctl.node_agent.work.worker_host import WorkerHost
@@ -22,7 +21,7 @@ HOST = m.HostWork(
 
 def test_work_is_refused_during_a_run(tmp_path: Path) -> None:
     role, context = AgentRole(), SimpleNamespace(directory=tmp_path, node="studio")
-    role.turn(roles.start(role.now))
+    role.start()
     made: Any = context
     host = WorkerHost(made, role, lambda node: None)
     lead = WorkLead(made, role, host, lambda node: None)

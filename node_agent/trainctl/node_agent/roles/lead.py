@@ -13,7 +13,6 @@ from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import beyond
-from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.adoption import Adoption
 from trainctl.node_agent.roles.drains import DrainingNodes, awaited_seconds
 from trainctl.node_agent.roles.peer_events import PeerEvents
@@ -133,13 +132,13 @@ class Lead:
             raise InvalidInputError("run", "another run is starting; try again in a moment")
         self._adoption.check_free()
         self._role.check_no_work()
-        self._role.turn(transitions.start(self._role.now, args.resume))
+        self._role.start(args.resume)
         waited = self._role.waiting
         try:
             run = await self._begin(self._old(command, args) if args.resume is not None else self._new(command, args))
         except (InvalidInputError, RefusedError, OSError):
             if self.is_starting:
-                self._role.turn(transitions.finish(self._role.now))
+                self._role.finish()
             raise
         self._recovery.forget()
         if waited is not None and waited.run != run:
@@ -161,7 +160,7 @@ class Lead:
         return opening._replace(notices=(*taken.notices, *opening.notices))
 
     def _name_run(self, run: str) -> None:
-        self._role.turn(transitions.name(self._role.now, run))
+        self._role.name(run)
 
     async def _begin(self, opened: Awaitable[restore.Opening]) -> str:
         try:
@@ -200,13 +199,13 @@ class Lead:
             opening = self.launch.surviving(known)
         except BusyError as error:
             if waited is None:
-                self._role.turn(transitions.start(self._role.now, known.run))
+                self._role.start(known.run)
             self._awaited = _Awaited(known, str(error), time.monotonic() + BUSY_SECONDS)
             self._awaited.early = waited.early if waited is not None else []
             return
         except InvalidInputError as error:
             if waited is not None:
-                self._role.turn(transitions.finish(self._role.now))
+                self._role.finish()
             self._db.set_run_state(known.run, "failed", str(error))
             return
         self.launch.check_nodes(opening)
@@ -279,7 +278,7 @@ class Lead:
             if self.session is not session:
                 raise RefusedError(f"{session.run} has already been handed over")
             session.close(kept_on="" if rank is not None else successor)
-        self._role.turn(transitions.let_go(self._role.now))
+        self._role.let_go()
         return Released(known, rank)
 
     def moved(self, node: str, address: str) -> None:
@@ -301,7 +300,7 @@ class Lead:
     def _open(self, opening: restore.Opening, started_at: float) -> Session:
         listener = RunListener(self.journal.end, self._db.saw, self.journal.propose, self._ended.set)
         session = self.launch.session(opening, started_at, listener)
-        self._role.turn(transitions.lead(self._role.now, session))
+        self._role.lead(session)
         self.last_run, self.superseded = session.run, ""
         self._db.set_run_state(session.run, "starting")
         return session
@@ -383,7 +382,7 @@ class Lead:
         self._references.ended()
         due = self._recovery.take(session, reason) if session.conductor.goes_back else None
         waiting = WaitingToRestart(session.run, due) if due is not None else None
-        self._role.turn(transitions.close(self._role.now, waiting))
+        self._role.close(waiting)
         if waiting is None:
             self._db.set_run_state(session.run, state, reason)
             severity: m.Severity = "error" if state == "failed" else "good"
@@ -397,7 +396,7 @@ class Lead:
         if self.session is not session:
             return  # it was dropped meanwhile, for another node had led it to its end
         session.close()
-        self._role.turn(transitions.finish(self._role.now))
+        self._role.finish()
         self._context.link.forget(session.run)
         for rank, node in self.remote(session).items():
             await self.peers.links[node].end_rank(session.run, rank, state, reason)
@@ -407,12 +406,12 @@ class Lead:
         now = self._role.now
         if not isinstance(now, WaitingToRestart) or time.monotonic() < now.due:
             return
-        self._role.turn(transitions.restart(now))
+        self._role.restart()
         due = await self._recovery.take_up(now.run, self.superseded)
         if due is not None:
-            self._role.turn(transitions.put_off(self._role.now, WaitingToRestart(now.run, due)))
+            self._role.put_off(WaitingToRestart(now.run, due))
         elif self.is_starting:
-            self._role.turn(transitions.finish(self._role.now))
+            self._role.finish()
             await self.journal.fail_open("the run ended before the command took effect", now.run)
 
     def _stop_waiting(self, command: m.Command) -> int | None:
@@ -421,7 +420,7 @@ class Lead:
         now = self._role.now
         if not isinstance(now, WaitingToRestart) or command.run not in (None, now.run):
             return None
-        self._role.turn(transitions.let_go(now))
+        self._role.let_go()
         return self._recovery.stop(now.run, command)
 
     async def _begin_again(self, run: str, without: Collection[int]) -> Session | None:
@@ -442,7 +441,7 @@ class Lead:
     async def drop(self, run: str, state: m.RunState, reason: str) -> None:
         """Have nothing to do any more with a run that another node has led to its end."""
         session = self.session
-        self._role.turn(transitions.let_go(self._role.now))
+        self._role.let_go()
         self._recovery.forget()
         if session is not None:
             for rank, port in session.ports.items():

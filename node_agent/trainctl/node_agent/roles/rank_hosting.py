@@ -9,7 +9,6 @@ from pathlib import Path
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.records.keys import HANDED_OVER_KEY
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.roles import role as transitions
 from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import checkpoint_source, preflight, restore, unstarted
@@ -151,7 +150,7 @@ class RankHosting:
         )
 
     def _take_up(self, followed: FollowedRank) -> None:
-        self._role.turn(transitions.follow(self._role.now, followed))
+        self._role.follow(followed)
         self._context.publisher.publish(followed.view)
 
     def release(self) -> tuple[KnownRun, FollowedRun]:
@@ -161,7 +160,7 @@ class RankHosting:
         row = self._db.known_run(followed.run)
         assert row is not None
         followed.close()
-        self._role.turn(transitions.let_go(self._role.now))
+        self._role.let_go()
         return row, followed.known
 
     def finish(self, followed: FollowedRank, state: m.RunState, reason: str) -> None:
@@ -173,7 +172,7 @@ class RankHosting:
         else:
             self._db.set_run_state(followed.run, state, reason)
             self._context.publisher.publish(followed.view)
-        self._role.turn(transitions.let_go(self._role.now))
+        self._role.let_go()
 
     def _forget(self, run: str, paths: RunPaths) -> None:
         unstarted.mark(paths.directory)

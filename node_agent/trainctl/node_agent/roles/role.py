@@ -1,10 +1,9 @@
-"""Role of this agent for a run, as one value. A transition is a pure function, and refuses where it isn't defined."""
+"""Role of this agent for a run, as one value that only its transitions change; each refuses where it isn't defined."""
 
 import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import assert_never
 
 from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.runs.session import Session
@@ -69,92 +68,6 @@ class TransitionError(Exception):
         super().__init__(f"can't {what} while {type(role).__name__}")
 
 
-# ---------------------------------------------------------------- transitions: mypy refuses one that leaves a role out
-
-
-def start(role: Role, run: str | None = None) -> Starting:
-    """An operator starts a run, a new one or (`run`) an old one again."""
-    match role:
-        case Idle():
-            return Starting(run)
-        case WaitingToRestart():
-            return Starting(run, role)
-        case Starting() | Leading() | Closing() | Following():
-            raise TransitionError("start", role)
-
-
-def restart(role: Role) -> Starting:
-    """The time of the run that waited has come."""
-    match role:
-        case WaitingToRestart():
-            return Starting(role.run)
-        case Idle() | Starting() | Leading() | Closing() | Following():
-            raise TransitionError("restart", role)
-
-
-def name(role: Role, run: str) -> Starting:
-    """The run that is being started has its id."""
-    match role:
-        case Starting():
-            return Starting(run, role.waiting)
-        case Idle() | Leading() | Closing() | WaitingToRestart() | Following():
-            raise TransitionError("name", role)
-
-
-def finish(role: Role) -> Idle | WaitingToRestart:
-    """The run could not be started, or its record is closed after its end; one that waits comes next."""
-    match role:
-        case Starting(_, waiting) | Closing(_, waiting):
-            return waiting or Idle()
-        case Idle() | Leading() | WaitingToRestart() | Following():
-            raise TransitionError("finish", role)
-
-
-def put_off(role: Role, waiting: WaitingToRestart) -> WaitingToRestart:
-    """The run whose time had come could not be restarted, and is tried again."""
-    match role:
-        case Starting(waiting.run, None):
-            return waiting
-        case Idle() | Starting() | Leading() | Closing() | WaitingToRestart() | Following():
-            raise TransitionError("put off", role)
-
-
-def lead(role: Role, session: Session) -> Leading:
-    """A run is open: one that was started, or one that continues here, whose trainers live."""
-    match role:
-        case Idle() | Starting():
-            return Leading(session)
-        case Leading() | Closing() | WaitingToRestart() | Following():
-            raise TransitionError("lead", role)
-
-
-def close(role: Role, waiting: WaitingToRestart | None) -> Closing:
-    """The last rank of the run is gone; `waiting`: it goes back to its newest checkpoint."""
-    match role:
-        case Leading():
-            return Closing(role.session, waiting)
-        case Idle() | Starting() | Closing() | WaitingToRestart() | Following():
-            raise TransitionError("close", role)
-
-
-def follow(role: Role, rank: FollowedRank) -> Following:
-    """This node hosts a rank for another node's agent from here on."""
-    match role:
-        case Idle():
-            return Following(rank)
-        case Starting() | Leading() | Closing() | WaitingToRestart() | Following():
-            raise TransitionError("follow", role)
-
-
-def let_go(role: Role) -> Idle:
-    """Another node's agent has the run from here on, or it has ended without this one."""
-    match role:
-        case Leading() | Closing() | WaitingToRestart() | Following():
-            return Idle()
-        case Idle() | Starting():
-            raise TransitionError("let go", role)
-
-
 @dataclasses.dataclass(frozen=True)
 class OwnDrain:
     """This node's ranks must leave their run."""
@@ -173,11 +86,8 @@ class OwnDrain:
         return int((now - self.since_monotonic) / seconds)
 
 
-# ---------------------------------------------------------------- the owner
-
-
 class AgentRole:
-    """The one owner of an agent's role: everything else asks it, and changes it by a transition."""
+    """Owner of an agent's role: everything else asks it, and changes it by a transition."""
 
     def __init__(self) -> None:
         self._now: Role = Idle()
@@ -190,10 +100,67 @@ class AgentRole:
     def now(self) -> Role:
         return self._now
 
-    def turn(self, role: Role) -> None:
-        """Be what a transition from the role of now has given."""
+    # ------------------------------------------------------------ transitions
+
+    def _turn(self, role: Role) -> None:
         self._now = role
         self._changed.set()
+
+    def start(self, run: str | None = None) -> None:
+        """An operator starts a run, a new one or (`run`) an old one again."""
+        if not isinstance(self._now, Idle | WaitingToRestart):
+            raise TransitionError("start", self._now)
+        self._turn(Starting(run, self.waiting))
+
+    def restart(self) -> None:
+        """The time of the run that waited has come."""
+        if not isinstance(self._now, WaitingToRestart):
+            raise TransitionError("restart", self._now)
+        self._turn(Starting(self._now.run))
+
+    def name(self, run: str) -> None:
+        """The run that is being started has its id."""
+        if not isinstance(self._now, Starting):
+            raise TransitionError("name", self._now)
+        self._turn(Starting(run, self._now.waiting))
+
+    def finish(self) -> None:
+        """The run could not be started, or its record is closed after its end; one that waits comes next."""
+        if not isinstance(self._now, Starting | Closing):
+            raise TransitionError("finish", self._now)
+        self._turn(self._now.waiting or Idle())
+
+    def put_off(self, waiting: WaitingToRestart) -> None:
+        """The run whose time had come could not be restarted, and is tried again."""
+        if self._now != Starting(waiting.run):
+            raise TransitionError("put off", self._now)
+        self._turn(waiting)
+
+    def lead(self, session: Session) -> None:
+        """A run is open: one that was started, or one that continues here, whose trainers live."""
+        if not isinstance(self._now, Idle | Starting):
+            raise TransitionError("lead", self._now)
+        self._turn(Leading(session))
+
+    def close(self, waiting: WaitingToRestart | None) -> None:
+        """The last rank of the run is gone; `waiting`: it goes back to its newest checkpoint."""
+        if not isinstance(self._now, Leading):
+            raise TransitionError("close", self._now)
+        self._turn(Closing(self._now.session, waiting))
+
+    def follow(self, rank: FollowedRank) -> None:
+        """This node hosts a rank for another node's agent from here on."""
+        if not isinstance(self._now, Idle):
+            raise TransitionError("follow", self._now)
+        self._turn(Following(rank))
+
+    def let_go(self) -> None:
+        """Another node's agent has the run from here on, or it has ended without this one."""
+        if isinstance(self._now, Idle | Starting):
+            raise TransitionError("let go", self._now)
+        self._turn(Idle())
+
+    # ------------------------------------------------------------ questions
 
     async def wait_while(self, is_so: Callable[[], bool], seconds: float) -> None:
         """Until the role has changed so far that it isn't so any more, or so many seconds have passed."""
@@ -263,7 +230,5 @@ class AgentRole:
                 return run or (waiting.run if waiting is not None else None)
             case WaitingToRestart(run):
                 return run
-            case Idle() | Following():
-                return None
             case _:
-                assert_never(self._now)
+                return None
