@@ -30,7 +30,7 @@ from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.roles import followed_run, follower
 from trainctl.node_agent.runs import launch
 from trainctl.node_agent.services import spot_notice
-from trainctl.node_agent.transport import peer_link, peer_pool, sequencing
+from trainctl.node_agent.transport import conversations, peer_link, peer_pool
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import client as client_module
 from trainctl.protocol.client.blocking import BlockingClient
@@ -49,8 +49,8 @@ PACE = (
     (agent_module, "BEAT_SECONDS", 0.2),
     (peer_link, "PING_SECONDS", 0.1),
     (peer_link, "PAUSE_SECONDS", 0.05),
-    (sequencing, "SILENT_AFTER_SECONDS", SILENT_SECONDS),
-    (sequencing, "STALE_SECONDS", 0.7),
+    (conversations, "SILENT_AFTER_SECONDS", SILENT_SECONDS),
+    (conversations, "STALE_SECONDS", 0.7),
     (follower, "SILENT_AFTER_SECONDS", SILENT_SECONDS),
     (peer_link, "REACH_SECONDS", 1.0),
     (launch, "REACH_SECONDS", 1.0),

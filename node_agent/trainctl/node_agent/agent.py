@@ -200,7 +200,7 @@ class Agent:
         self._role = AgentRole()
         self._drain = NodeDrain(self._role, self._options.grace_seconds, lambda: self._copies.is_busy)
         self._copies = CheckpointCopies(runs_directory(self.directory), self._heard)
-        hosting = RankHosting(context, self._role)
+        self._hosting = RankHosting(context, self._role)
         self._guests = GuestRuns(
             self.node,
             self.directory,
@@ -210,17 +210,8 @@ class Agent:
             leaves=self._alerts.guest_left,
         )
         references = ReferenceLead(self.node)
-        self._lead = Lead(context, self._role, hosting, self._alerts, replies.reply, self._guests, references)
-        self._follower = Follower(
-            context,
-            self._role,
-            hosting,
-            replies.reply,
-            self._lead,
-            self._lead.journal.settle,
-            self._lead.transfer.reclaim,
-            self._lead.transfer.succeed,
-        )
+        self._lead = Lead(context, self._role, self._hosting, self._alerts, replies.reply, self._guests, references)
+        self._follower = Follower(context, self._role, self._hosting, self._lead, replies.reply)
         self._query_context = QueryContext(context, self._lead, self._follower, self._guests, self._alerts)
         redirects = Redirects(context, self._lead, self._follower, self._alerts, self._query_context)
         self._worker_host = WorkerHost(context, self._role, self._query_context.address_of)
@@ -266,7 +257,7 @@ class Agent:
         await self._worker_host.close()
         self._work_lead.close()
         self._lead.close()
-        self._follower.close()
+        self._hosting.close()
         self._guests.close()
         if not self._is_busy or self._lock.is_taken:  # the latter: the other agent listens there from now on
             self._link.remove()
@@ -335,7 +326,7 @@ class Agent:
                 await self._lead.take_up(known)
                 continue
             try:
-                self._follower.adopt(known, followed)
+                self._hosting.adopt(known, followed)
             except InvalidInputError as error:
                 self._db.set_run_state(known.run, "failed", str(error))
         if self._lead.session is None and not self._lead.is_starting:

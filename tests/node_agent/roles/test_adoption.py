@@ -9,7 +9,7 @@ import pytest
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings
-from trainctl.node_agent.roles.adoption import Adoption, Leaving
+from trainctl.node_agent.roles.transfer import Adoption, Leaving
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.protocol.errors import InvalidInputError

@@ -1,22 +1,30 @@
-"""Election of a lead for a new term: with the old lead's consent, a majority's, or an operator's word."""
+"""Election of a lead for a new term: by the old lead's consent, a majority's, or an operator's word."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 import msgspec
 
 from trainctl.node_agent.planning.durable import next_term
-from trainctl.node_agent.records.replication import far
+from trainctl.node_agent.records.agent_db import FollowedRun
+from trainctl.node_agent.records.replication import EndedRun, beyond, far
+from trainctl.node_agent.roles.rank_hosting import NO_RANK
+from trainctl.node_agent.roles.role import AgentRole
+from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError, ProtocolError
+from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.wire import codec
 
 CLAIM_SECONDS = 5.0
 """Seconds another node's agent may take to answer a claim."""
 TRIES = 3
 """Terms that are claimed in a row, each above all that the refusals name."""
+HandOver = Callable[[str, str, int], Awaitable[None]]
+"""Follows the claimant at an address, which leads this agent's run in a term from then on. Raises RefusedError."""
 
 
 class Copy(Protocol):
@@ -65,10 +73,11 @@ class Claim:
             self._still()
             said = [answer for answer in answers.values() if answer is not None]
             why = self._shortfall(answers)
-            for answer in said:
-                if answer.refusal and answer.hosted and far(answer.hosted) > far(hosted):
-                    raise InvalidInputError("node", answer.refusal)
-            if _is_outdated(said, term):
+            refusals = [answer for answer in said if answer.refusal]
+            for refusal in refusals:
+                if refusal.hosted and far(refusal.hosted) > far(hosted):
+                    raise InvalidInputError("node", refusal.refusal)
+            if any(refusal.term >= term for refusal in refusals):  # newer, or another claimant's
                 term = self._next(max(answer.term for answer in said))
                 continue
             if why and not old_lead_is_off:
@@ -111,7 +120,7 @@ class Claim:
         self._context.db.consent(term, self._context.node, self._copy.run)
         answer = (await self._ask(term, [lead]))[lead]
         self._still()
-        if answer is None and not self._peers.links[lead].line.open:
+        if answer is None and not self._is_lead_open:
             return None
         if answer is None:
             raise self._no_answer()
@@ -158,6 +167,103 @@ class Claim:
         )
 
 
-def _is_outdated(answers: Sequence[m.PeerConsent], term: int) -> bool:
-    """Return whether a refusal names a newer term, or another claimant in this one."""
-    return any(answer.refusal and answer.term >= term for answer in answers)
+class Votes:
+    """Judges claims by what this node takes part in, has consented to and has seen."""
+
+    def __init__(self, context: AgentContext, role: AgentRole, hand_over: HandOver) -> None:
+        self._context, self._node, self._db = context, context.node, context.db
+        self._role, self._hand_over = role, hand_over
+
+    def term_of(self, run: str | None) -> int:
+        """The newest term of a run that this node knows of, 0 if of none."""
+        if run is None:
+            return 0
+        followed, row = self._role.followed, self._db.known_run(run)
+        if followed is not None and followed.run == run:
+            kept = followed.generation.term
+        else:
+            kept = restore.kept_term(RunPaths(row.directory)) if row is not None else 0
+        return max(kept, self._db.consented_term(run))
+
+    async def answer(self, claimant: str, address: str, claim: m.PeerClaim) -> m.PeerConsent:
+        """The answer to the claimant, whose agent takes requests at `address`; its link and number are still open."""
+        takes_part = self._active is not None
+        said = m.PeerConsent(link="", seq=0, run=claim.run, term=claim.term, hosted=self._hosted)
+        refusal, items = self._objection(claimant, claim), list[m.Kept]()
+        try:
+            row = self._db.known_run(claim.run) if not claim.term else None
+            if row is not None:
+                here = await asyncio.to_thread(checkpoint_source.newest_here, RunPaths(row.directory))
+                step, generation, cursor = here
+                said = msgspec.structs.replace(
+                    said, checkpoint=step, checkpoint_generation=generation, checkpoint_cursor=cursor
+                )
+            if not refusal and claim.resume:
+                said, items, refusal = self._beyond_ended(claimant, address, claim, said)
+            elif not refusal and self._role.run == claim.run:
+                if (led := self._role.session) is not None:
+                    own = m.HostedRank(led.run, 0, None, *led.recorder.newest())
+                    items += beyond(led.recorder, led.paths, own, claim.hosted)
+                await self._hand_over(claimant, address, claim.term)
+                items += [row for row in self._db.open_commands() if row.run == claim.run]
+                said = msgspec.structs.replace(said, hosted=self._hosted)
+            elif not refusal and self._role.followed is not None:
+                items += self._role.followed.beyond(claim.hosted)
+        except (InvalidInputError, RefusedError) as error:
+            refusal, items = str(error), []
+        if refusal:
+            return msgspec.structs.replace(said, term=self._db.term, refusal=refusal, takes_part=takes_part)
+        return msgspec.structs.replace(said, items=tuple(map(codec.encode, items)))
+
+    @property
+    def _active(self) -> str | None:
+        """The run that this node takes part in."""
+        followed = self._role.followed
+        return self._role.run or (followed.run if followed is not None else None)
+
+    @property
+    def _hosted(self) -> m.HostedRank | None:
+        return self._role.followed.hosted if self._role.followed is not None else None
+
+    def _objection(self, claimant: str, claim: m.PeerClaim) -> str:
+        """Why this node doesn't consent, empty if it does; from then on to no one else in that term."""
+        active = self._active
+        if claimant not in self._context.cluster.nodes:
+            return f"{self._node} has no node {claimant} in its cluster"
+        if active is not None and claim.resume:
+            followed = self._role.followed
+            lead = self._node if followed is None else followed.known.lead
+            return f"{self._node} takes part in {active} (lead: {lead}), which has not ended"
+        if active not in (None, claim.run):
+            return f"{self._node} takes part in {active}"
+        term = self.term_of(claim.run)
+        if not claim.term or claim.term < term or claim.term == term != self._db.consented_term(claim.run):
+            return f"{self._node} has seen term {term}"
+        if self._db.may_have_forgotten_consent:
+            return f"{self._node} lost its database just now, and may have agreed to another node; try again in 30 s"
+        given = self._db.consent(claim.term, claimant, claim.run)
+        return "" if given == claimant else f"{self._node} has agreed to {given}"
+
+    def _beyond_ended(
+        self, claimant: str, address: str, claim: m.PeerClaim, said: m.PeerConsent
+    ) -> tuple[m.PeerConsent, list[m.Kept], str]:
+        """Return what this node's record of a run that has ended has beyond the claimant's, or why that can't be told.
+        If its own agent led the run it leads it no more. Raises InvalidInputError."""
+        row = self._db.known_run(claim.run)
+        if row is None:
+            return said, [], ""
+        known = self._db.followed(claim.run)
+        rank = known.rank if known is not None else self._own_rank(RunPaths(row.directory))
+        with EndedRun(row, rank if rank != NO_RANK else None) as ended:
+            said = msgspec.structs.replace(said, hosted=ended.hosted)
+            try:
+                items = ended.beyond(claim.hosted)
+            except RefusedError as error:
+                return said, [], str(error)
+        if known is None:
+            self._db.follow(FollowedRun(claim.run, rank, claimant, address))
+        return said, items, ""
+
+    def _own_rank(self, paths: RunPaths) -> int:
+        ranks = restore.kept_ranks(paths).items()
+        return next((rank for rank, node in ranks if node == self._node), NO_RANK)

@@ -7,23 +7,20 @@ carried out one after another, for hosting a rank can take seconds.
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 import msgspec
 
 from trainctl.node_agent.readings import sleep_clock
-from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
+from trainctl.node_agent.records.agent_db import FollowedRun
+from trainctl.node_agent.roles.election import Votes
 from trainctl.node_agent.roles.followed_run import FollowedRank
-from trainctl.node_agent.roles.inbound_links import InboundLinks, Say
+from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.roles.rank_hosting import NO_RANK, RankHosting
 from trainctl.node_agent.roles.role import AgentRole
-from trainctl.node_agent.roles.transfer import Released
-from trainctl.node_agent.roles.votes import Votes
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.trainers.rank_ports import Ending
-from trainctl.node_agent.transport.sequencing import SILENT_AFTER_SECONDS, Order
+from trainctl.node_agent.transport.conversations import SILENT_AFTER_SECONDS, InboundLinks, Order, Say
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.env_policy import omp_threads
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
@@ -32,39 +29,15 @@ from trainctl.protocol.machine.devices import read_devices
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.security import received_names
 
-Settle = Callable[[m.KeptCommand], Awaitable[None]]
-Reclaim = Callable[[int], Awaitable[None]]
-
-
-class _Conducting(Protocol):
-    """Interface of a follower to its own agent's leading."""
-
-    def beyond(self, other: m.HostedRank) -> list[m.Kept]: ...
-    async def let_go(self, successor: str) -> Released: ...
-    def moved(self, node: str, address: str) -> None: ...
-
 
 class Follower:
     """Hosts at most one rank of one run that another node's agent leads."""
 
-    def __init__(
-        self,
-        context: AgentContext,
-        role: AgentRole,
-        hosting: RankHosting,
-        say: Say,
-        conducting: _Conducting,
-        settle: Settle,
-        reclaim: Reclaim,
-        succeed: Callable[[], None],
-    ) -> None:
-        """`conducting`: what this agent leads itself. `settle` is given commands as a lead has them; `reclaim` has
-        this agent lead again, in a term above the one given, what it had handed over; `succeed` has it lead the run
-        that it follows, whose lead leaves."""
+    def __init__(self, context: AgentContext, role: AgentRole, hosting: RankHosting, lead: Lead, say: Say) -> None:
+        """`lead`: this agent's own leading."""
         self._context, self._node, self._db = context, context.node, context.db
-        self._links, self._conducting, self._settle, self._reclaim = InboundLinks(say), conducting, settle, reclaim
-        self._role, self._hosting, self._succeed = role, hosting, succeed
-        self._votes = Votes(context, role, conducting.beyond, self._hand_over)
+        self._role, self._hosting, self._lead, self._links = role, hosting, lead, InboundLinks(say)
+        self._votes = Votes(context, role, self._hand_over)
         self.loop_lag_seconds = 0.0
         self.sleep_clock = sleep_clock.SleepClock(sleep_clock.read())
         self.host_reading: m.HostReading | None = None  # this machine's newest, for its leads
@@ -82,14 +55,6 @@ class Follower:
         at, seconds = self._pinged
         fresh = self.followed is not None and time.monotonic() - at < SILENT_AFTER_SECONDS
         return seconds if fresh else None
-
-    def adopt(self, row: KnownRun, known: FollowedRun) -> None:
-        """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""
-        self._hosting.adopt(row, known)
-
-    def close(self) -> None:
-        """Let the record go; the trainer stays as it is, for the next agent of this node."""
-        self._hosting.close()
 
     # ------------------------------------------------------------ what leads say
 
@@ -118,7 +83,7 @@ class Follower:
                 )
                 await self._links.beat(lead, beat)
                 if message.yields and ranks:
-                    self._succeed()
+                    self._lead.transfer.succeed()
             else:
                 self._orders.put_nowait((lead, message))
 
@@ -127,7 +92,7 @@ class Follower:
         return message.lead if isinstance(message, m.PeerHello) else self._links.lead_of(message.link)
 
     async def _greet(self, identity: bytes, hello: m.PeerHello) -> None:
-        self._conducting.moved(hello.lead, hello.address)
+        self._lead.moved(hello.lead, hello.address)
         told, term = hello.generation or m.Generation(0, 0), self._votes.term_of(hello.run)
         if hello.run is not None and told.term < term:
             text = f"{self._node} has seen term {term}; {hello.lead} leads in an older one"
@@ -191,17 +156,16 @@ class Follower:
 
     async def step_down(self, lead: str, address: str) -> None:
         """Follow another node's agent in the run that this one leads. Raises RefusedError if that can't be now."""
-        let_go = await self._conducting.let_go(lead)
-        if let_go.rank is None:
-            self._db.follow(FollowedRun(let_go.run.run, NO_RANK, lead, address))
-            self._db.set_run_state(let_go.run.run, "stopped", f"{lead} leads it")
-            return
-        known = FollowedRun(let_go.run.run, let_go.rank, lead, address)
+        row, rank = await self._lead.let_go(lead)
+        known = FollowedRun(row.run, rank if rank is not None else NO_RANK, lead, address)
         self._db.follow(known)
+        if rank is None:
+            self._db.set_run_state(row.run, "stopped", f"{lead} leads it")
+            return
         try:
-            self._hosting.adopt(let_go.run, known)
+            self._hosting.adopt(row, known)
         except InvalidInputError as error:
-            self._db.set_run_state(let_go.run.run, "failed", str(error))
+            self._db.set_run_state(row.run, "failed", str(error))
 
     def _is_over(self, hello: m.PeerHello) -> tuple[m.HostedRank, Ending] | None:
         """The rank of the lead's run, if it was hosted here and this agent has done with it."""
@@ -221,7 +185,7 @@ class Follower:
             lead, order = await self._orders.get()
             match order:
                 case m.PeerHost():
-                    field, problem = await self._hosting.host(lead, self._links.address(lead) or "", order)
+                    field, problem = await self._hosting.host(lead, self._links.address(lead), order)
                     hosted = self.followed.hosted if self.followed is not None and not field else None
                     said = m.PeerHosted(link="", seq=0, run=order.run, rank=order.rank, field=field, problem=problem)
                     await self._links.answer(lead, msgspec.structs.replace(said, hosted=hosted))
@@ -242,9 +206,9 @@ class Follower:
         """Keep the lead's items. Those of a conversation that is over are dropped: they are sent again, after what this
         record lacks before them."""
         followed = self.followed
-        if followed is None or followed.run != kept.run or followed.known.lead != lead:
+        if followed is None or (followed.run, followed.known.lead) != (kept.run, lead):
             return
-        if not self._links.is_current(lead, kept.link):
+        if self._links.lead_of(kept.link) != lead:
             return
         try:
             commands = followed.keep(kept.items)
@@ -252,10 +216,10 @@ class Follower:
             await self._links.object(lead, "busy", f"{self._node} cannot store the lead's message: {error}")
             return
         for command in commands:
-            await self._settle(command)
+            await self._lead.journal.settle(command)
 
     async def _answer_claim(self, claimant: str, claim: m.PeerClaim) -> None:
-        said = await self._votes.answer(claimant, self._links.address(claimant) or "", claim)
+        said = await self._votes.answer(claimant, self._links.address(claimant), claim)
         await self._links.answer(claimant, said)
 
     async def _hand_over(self, claimant: str, address: str, term: int) -> None:
@@ -327,7 +291,7 @@ class Follower:
         if followed is None:
             return
         if followed.is_to_be_reclaimed():
-            await self._reclaim(followed.awaited_term)
+            await self._lead.transfer.reclaim(followed.awaited_term)
             return
         followed.watch()
         if followed.ending is not None and not followed.told_ending:
@@ -342,7 +306,7 @@ class Follower:
     async def _tell_ending(self, followed: FollowedRank, ending: Ending) -> bool:
         """Return how its trainer ended, after what it reported last: that may not have arrived."""
         lead = followed.known.lead
-        for report in followed.port.last_reports() if self._links.address(lead) is not None else ():
+        for report in followed.port.last_reports() if self._links.address(lead) else ():
             await self._pass_on(lead, report)
         return await self._tell_exit(lead, followed.hosted, ending)
 

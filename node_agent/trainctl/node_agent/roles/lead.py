@@ -12,13 +12,11 @@ import msgspec
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import KnownRun
-from trainctl.node_agent.records.replication import beyond
-from trainctl.node_agent.roles.adoption import Adoption
 from trainctl.node_agent.roles.drains import DrainingNodes, awaited_seconds
 from trainctl.node_agent.roles.peer_events import PeerEvents
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole, Leading, WaitingToRestart
-from trainctl.node_agent.roles.transfer import Released, Transfer
+from trainctl.node_agent.roles.transfer import Adoption, Transfer
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.command_journal import Answer, CommandJournal, Handlers
 from trainctl.node_agent.runs.context import AgentContext
@@ -89,7 +87,7 @@ class Lead:
         self.peers = Peers(context.zmq_context, others, self._peer_events, context.credentials)
         self.launch = Launch(context, self.peers, self._name_run)
         self._recovery = Recovery(context, self.peers, self._begin_again)
-        self.transfer = Transfer(context, role, self, hosting)
+        self.transfer = Transfer(context, role, self.peers, self.launch, hosting, self.take_over)
         self._draining = DrainingNodes(context, role, self.peers)
         self._adoption = Adoption(context, role, self.peers, self.launch)
         handlers = Handlers(self.start_run, self._stop_waiting, self.transfer.promote, late_notes.note, alerts.obey)
@@ -249,17 +247,9 @@ class Lead:
         await self.journal.conduct_again(session)
         return session
 
-    def beyond(self, other: m.HostedRank) -> list[m.Kept]:
-        """Return what the record of the run that is led has beyond a claimant's. Raises RefusedError if that is
-        much."""
-        if self.session is None:
-            return []
-        own = m.HostedRank(self.session.run, 0, None, *self.session.recorder.newest())
-        return beyond(self.session.recorder, self.session.paths, own, other)
-
-    async def let_go(self, successor: str) -> Released:
-        """Lead the run no more, for another node's agent does; the trainers stay as they are. Raises RefusedError
-        if it is just being started, or ends."""
+    async def let_go(self, successor: str) -> tuple[KnownRun, int | None]:
+        """Lead the run no more, for another node's agent does; the trainers stay as they are. Returns the run and this
+        node's rank in it, if it has one. Raises RefusedError if the run is just being started, or ends."""
         session, run = self.session, self.run
         if run is None or self.is_starting:
             raise RefusedError("a run is starting; try again in a moment")
@@ -279,7 +269,7 @@ class Lead:
                 raise RefusedError(f"{session.run} has already been handed over")
             session.close(kept_on="" if rank is not None else successor)
         self._role.let_go()
-        return Released(known, rank)
+        return known, rank
 
     def moved(self, node: str, address: str) -> None:
         """Another node's agent says where it is: it is reached there if it can't be where it was."""

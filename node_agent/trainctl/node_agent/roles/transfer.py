@@ -1,18 +1,24 @@
-"""Transfer of an active run's leadership to this node, while its trainers continue."""
+"""Transfer of a run to this node: of an active one, while its trainers continue, and of one that has ended.
+
+Both need the consent of the node that led it, or what an election asks for.
+"""
 
 import asyncio
 import contextlib
 import logging
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.keys import DURABLE_KEY
+from trainctl.node_agent.records.replication import EndedRun
 from trainctl.node_agent.roles.election import Claim
 from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole
-from trainctl.node_agent.runs import restore
+from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.transport.peer_pool import Peers
@@ -20,6 +26,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.record.paths import RunPaths
 
 _log: Final = logging.getLogger(__name__)
 LAG_STEPS = 8
@@ -27,34 +34,30 @@ LAG_STEPS = 8
 these."""
 
 
-class Released(NamedTuple):
-    """A run that an agent leads no more."""
-
-    run: KnownRun
-    rank: int | None  # this node's, None if it has none
-
-
-class _Conducting(Protocol):
-    """The part of an agent that leads."""
-
-    peers: Peers
-    launch: Launch
-
-    async def take_over(self, known: KnownRun, term: int, before: str) -> int: ...
+TakeOver = Callable[[KnownRun, int, str], Awaitable[int]]
+"""Leads a run from a term on that a node led before, and returns the step it stands at. Raises InvalidInputError."""
 
 
 class Transfer:
     """Carries out `promote` on the node that it names."""
 
-    def __init__(self, context: AgentContext, role: AgentRole, conducting: _Conducting, hosting: RankHosting) -> None:
-        self._context, self._role, self._conducting, self._hosting = context, role, conducting, hosting
+    def __init__(
+        self,
+        context: AgentContext,
+        role: AgentRole,
+        peers: Peers,
+        launch: Launch,
+        hosting: RankHosting,
+        take_over: TakeOver,
+    ) -> None:
+        self._context, self._role, self._peers, self._launch = context, role, peers, launch
+        self._hosting, self._lead = hosting, take_over
         self._succession: asyncio.Task[None] | None = None  # the newest try to succeed a lead that leaves
         self._has_failed = False  # whether one ended by an error that isn't expected
 
     async def promote(self, command: m.Command, args: verbs.Promote) -> d.CommandEnded:
         """Lead the run followed here. Raises InvalidInputError; then only terms consented to have changed."""
         followed = self._check(command)
-        self._conducting.launch.check_take_over(followed.paths)
         before = followed.known.lead
         term = await self._consented(followed, args.old_lead_is_off)
         step = await self._take_over(followed, term)
@@ -71,7 +74,6 @@ class Transfer:
     async def _succeed(self, followed: FollowedRank) -> None:
         try:
             self._check_copy(followed)
-            self._conducting.launch.check_take_over(followed.paths)
             await self._take_over(followed, await self._consented(followed, False))
         except (InvalidInputError, RefusedError):
             return  # the lead asks again with its next ping
@@ -90,7 +92,7 @@ class Transfer:
         node. A reachable lead is asked first: if the claimant has begun it hands over what it has committed. Where
         the cluster has no quorum it isn't waited for either."""
         followed = self._role.followed
-        if followed is not None and followed.wanted is None and self._role.run is None:
+        if followed is not None and followed.wanted is None:
             self._context.db.saw(m.Generation(term, 0))
             with contextlib.suppress(InvalidInputError):
                 await self._take_over(followed, await self._consented(followed, not self._context.cluster.quorum))
@@ -99,7 +101,7 @@ class Transfer:
         """Gives the step that the run stands at. Raises InvalidInputError, and follows it then as before."""
         row, known = self._hosting.release()
         try:
-            step = await self._conducting.take_over(row, term, known.lead)
+            step = await self._lead(row, term, known.lead)
         except InvalidInputError:
             self._hosting.adopt(row, known)
             raise
@@ -117,7 +119,7 @@ class Transfer:
             if (followed.known.lead, followed.generation.term) != (lead, term):
                 raise InvalidInputError("node", f"{followed.known.lead} now leads {followed.run}")
 
-        return await Claim(self._context, self._conducting.peers, followed, lead, still).consented(old_lead_is_off)
+        return await Claim(self._context, self._peers, followed, lead, still).consented(old_lead_is_off)
 
     def _check(self, command: m.Command) -> FollowedRank:
         node, followed = self._context.node, self._role.followed
@@ -133,7 +135,8 @@ class Transfer:
         return followed
 
     def _check_copy(self, followed: FollowedRank) -> None:
-        """Raises InvalidInputError if this node's copy of the record isn't recent enough to lead from."""
+        """Raises InvalidInputError if this node's copy of the record isn't recent enough to lead from, or has nodes
+        that this cluster hasn't."""
         node = self._context.node
         if followed.recorder.meta(DURABLE_KEY) is None:
             raise InvalidInputError("node", f"{node} has not received the run's record yet; try again in a moment")
@@ -142,3 +145,118 @@ class Transfer:
         if planned > step + LAG_STEPS:
             text = f"{node}'s copy of the record is still catching up: it has step {step:,} of {planned:,}"
             raise InvalidInputError("node", text)
+        self._launch.check_take_over(followed.paths)
+
+
+class Taken(NamedTuple):
+    """Ranks that the run has to do without, and what its events should say about it."""
+
+    without: Mapping[int, str] = MappingProxyType({})  # ranks whose nodes are unreachable or leaving, with the reasons
+    notices: tuple[str, ...] = ()
+
+
+class Leaving(NamedTuple):
+    """A node that must leave its runs, and why."""
+
+    node: str
+    why: str
+
+
+class Adoption:
+    """Makes a run that has ended this node's own, before it is taken up."""
+
+    def __init__(self, context: AgentContext, role: AgentRole, peers: Peers, launch: Launch) -> None:
+        self._context, self._role, self._peers, self._launch = context, role, peers, launch
+
+    async def take(self, command: m.Command, args: verbs.StartRun) -> Taken:
+        """Whatever has to be agreed on with other nodes before `args.resume` is opened here. Raises InvalidInputError,
+        and then nothing has changed but the terms that nodes have consented to."""
+        run, node = args.resume or "", self._context.node
+        row = self._context.db.known_run(run)
+        if row is None:
+            raise InvalidInputError("resume", f"no run {run!r} on {node}: choose a node with a copy of its record")
+        known, waiting = self._context.db.followed(run), self._role.waiting
+        if known is None and (command.node is None or (waiting is not None and waiting.run == run)):
+            leaving = await self._leaving(RunPaths(row.directory))
+            return Taken(_lacking(leaving), _in_words(leaving))
+        lead = known.lead if known is not None else node
+        with EndedRun(row, known.rank if known is not None and known.rank >= 0 else None) as ended:
+            if not ended.is_conductable:
+                raise InvalidInputError("resume", f"{node} has no record of {run}: the run never began here")
+            out = {lead} if lead != node and not self._peers.is_open(lead) else set[str]()
+            missed = await self._check_reach(row, out, old_lead_is_off=args.old_lead_is_off)
+            leaving = await self._leaving(ended.paths, out)
+            claim = Claim(self._context, self._peers, ended, lead, self.check_free, resume=True)
+            term = await claim.consented(args.old_lead_is_off)
+        restore.own(ended.paths, term)
+        self._context.db.saw(m.Generation(term, 0))
+        self._context.db.unfollow(run)
+        ranks = restore.kept_ranks(ended.paths)
+        without = {rank: "was unreachable when the run was resumed" for rank, where in ranks.items() if where in out}
+        said = f"{node} now leads the run (term {term}, previously {lead})"
+        notices = (said if lead != node else "", missed, *_in_words(leaving))
+        return Taken(without | _lacking(leaving), tuple(text for text in notices if text))
+
+    def check_free(self) -> None:
+        """Raises InvalidInputError while this node takes part in a run that another one leads."""
+        node, followed = self._context.node, self._role.followed
+        if followed is None:
+            return
+        lead, text = followed.known.lead, f"{node} takes part in {followed.run} (lead: {followed.known.lead})"
+        if followed.wanted is None and not self._peers.is_open(lead):
+            text += f"; the run is active, but {lead} is unreachable: to make this node the lead, run trainctl "
+            text += f"promote {node}"
+        raise InvalidInputError("run", text)
+
+    async def _leaving(self, paths: RunPaths, out: Collection[str] = ()) -> dict[int, Leaving]:
+        """The ranks of other nodes that are leaving, as one with a spot notice is. Raises InvalidInputError if no
+        other node but those `out` has a rank that isn't drained, or the newest checkpoint."""
+        links = self._peers.links.items()
+        reasons = {node: link.leaving for node, link in links if link.leaving and link.line.open and node not in out}
+        ranks = restore.kept_ranks(paths) if reasons else {}
+        found = {rank: Leaving(node, reasons[node]) for rank, node in ranks.items() if node in reasons}
+        if not found:
+            return {}
+        gone, node, at_most = {*reasons, *out}, self._context.node, restore.rollback_step(paths)
+        drained = restore.drained_ranks(paths)
+        if gone.issuperset(where for rank, where in ranks.items() if rank not in drained):
+            raise InvalidInputError("resume", f"{', '.join(_in_words(found))}; no other node has a rank that trains")
+        newest = await asyncio.to_thread(checkpoint_source.find, paths, node, out, at_most=at_most)
+        there = await asyncio.to_thread(checkpoint_source.find, paths, node, gone, at_most=at_most)
+        if there.step < newest.step:
+            where = f"{newest.node} has the newest checkpoint, step-{newest.step}, and is leaving"
+            problem = f"{where} ({reasons[newest.node]}); resume when {newest.node} is back"
+            raise InvalidInputError("resume", problem)
+        return found
+
+    async def _check_reach(self, row: KnownRun, out: Collection[str], *, old_lead_is_off: bool) -> str:
+        """Return whether all nodes of the run but those `out`, and its newest checkpoint, can be reached; gives what is
+        lost where an older one has to do. Raises InvalidInputError."""
+        paths, node = RunPaths(row.directory), self._context.node
+        self._launch.check_take_over(paths)
+        for other in restore.kept_ranks(paths).values():
+            if other != node and other not in out and not self._peers.is_open(other):
+                why = self._peers.links[other].line.why
+                raise InvalidInputError("resume", f"{other} has a rank of {row.run} and is unreachable: {why}")
+        at_most = restore.rollback_step(paths)
+        newest = await asyncio.to_thread(checkpoint_source.find, paths, node, at_most=at_most)
+        if newest.node not in out:
+            return ""
+        there = await asyncio.to_thread(checkpoint_source.find, paths, node, out, at_most=at_most)
+        which = f" up to step {at_most}, to which the run is to go back" if at_most is not None else ""
+        text = f"the newest checkpoint{which}, step-{newest.step}, is on {newest.node} (unreachable)"
+        if not there.step:
+            raise InvalidInputError("resume", f"{text}, and there is no other; resume when {newest.node} is back")
+        text += f"; the newest reachable one is step-{there.step}, on {there.node}"
+        if not old_lead_is_off:
+            raise InvalidInputError("resume", f"{text}: to continue from that one, add --old-lead-is-off")
+        return text
+
+
+def _lacking(leaving: Mapping[int, Leaving]) -> dict[int, str]:
+    return {rank: f"was leaving when the run was resumed: {found.why}" for rank, found in leaving.items()}
+
+
+def _in_words(leaving: Mapping[int, Leaving]) -> tuple[str, ...]:
+    """A text for each node."""
+    return tuple(f"{node} is leaving: {why}" for node, why in dict.fromkeys(leaving.values()))

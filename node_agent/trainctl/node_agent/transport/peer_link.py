@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from trainctl.node_agent.transport.sequencing import Line, Order
+from trainctl.node_agent.transport.conversations import Line, Order
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.messages import (
     FromPeer,

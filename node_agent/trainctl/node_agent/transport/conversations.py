@@ -1,11 +1,14 @@
-"""A numbered conversation between two agents: pure, so that losses, repeats and restarts are tested without sockets.
+"""Numbered conversations between two agents, without sockets, so that losses, repeats and restarts are tested.
 
 Both ends number what they send from 1. A ping or beat has no number of its own: it carries the last one given out, so
 that the loss of the newest message shows too. A side that misses a number ends the conversation, and the lead begins
 another under a new name; what the old one lost is asked for again by a fence.
 """
 
-from typing import Literal, TypeVar
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +21,7 @@ from trainctl.protocol.messages import (
     PeerConsent,
     PeerEnd,
     PeerExit,
+    PeerHello,
     PeerHost,
     PeerHosted,
     PeerKeep,
@@ -37,8 +41,9 @@ Judgement = Literal["take", "drop", "gap", "stranger"]
 Order = PeerHost | PeerRelay | PeerEnd | PeerTrainer | PeerKeep | PeerClaim
 Spoken = Order | PeerHosted | PeerConsent | PeerAnswer | PeerExit | PeerPing | PeerBeat
 """Messages that are numbered, or name the number of the one before them."""
-
-
+Say = Callable[[bytes, FromPeer], Awaitable[None]]
+"""Sends a message to the address of a lead's socket; a lead that has gone misses it and notices by the numbers."""
+RefusalCode = Literal["unknown-link", "older-term", "busy"]
 Sent = TypeVar("Sent", bound=Message)
 
 
@@ -96,7 +101,11 @@ class Line:
                 self.state, self.why = "silent", message.text
             return "begin-again"
         if isinstance(message, PeerWelcome):
-            return self._welcomed(message, now)
+            if self.open:
+                return "drop"
+            self.open, self._heard, self.welcome = True, now, message
+            self.state, self.why = "connected", ""
+            return "welcome"
         if not self.open:
             return "drop"
         judgement = self.numbers.judge(message)
@@ -105,13 +114,6 @@ class Line:
             return "begin-again"
         self._heard = now
         return "take" if judgement == "take" else "drop"
-
-    def _welcomed(self, message: PeerWelcome, now: float) -> Literal["welcome", "drop"]:
-        if self.open:
-            return "drop"
-        self.open, self._heard, self.welcome = True, now, message
-        self.state, self.why = "connected", ""
-        return "welcome"
 
     def is_overdue(self, now: float) -> bool:
         """Return whether it has been silent for too long, to a hello or to pings."""
@@ -124,3 +126,77 @@ class Line:
     def lose(self, why: str) -> None:
         """It can't be reached."""
         self.open, self.state, self.why = False, "silent" if self.welcome is not None else "unknown", why
+
+
+@dataclasses.dataclass
+class _InboundLink:
+    identity: bytes
+    numbers: Numbers
+    address: str
+
+
+class InboundLinks:
+    """The follower's end: a conversation with each lead that has begun one, its newest."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._links: dict[str, _InboundLink] = {}  # by the lead's node
+        self._heard_monotonic: dict[str, float] = {}  # likewise; outlives a conversation that was lost
+
+    def address(self, lead: str) -> str:
+        """Where a lead takes requests, empty if it hasn't greeted this agent."""
+        return self._links[lead].address if lead in self._links else ""
+
+    def lead_of(self, link: str) -> str | None:
+        """Whose conversation it is, None if none of now."""
+        return next((lead for lead, talk in self._links.items() if talk.numbers.link == link), None)
+
+    def heard_monotonic(self, lead: str) -> float:
+        """When a lead last said something, in whichever conversation; 0 if it never did."""
+        return self._heard_monotonic.get(lead, 0.0)
+
+    async def greet(self, identity: bytes, hello: PeerHello, welcome: PeerWelcome) -> None:
+        """A new conversation in place of an older one with the same lead."""
+        self._links[hello.lead] = _InboundLink(identity, Numbers(hello.link), hello.address)
+        self._heard_monotonic[hello.lead] = time.monotonic()
+        await self._say(identity, welcome)
+
+    async def judge(self, identity: bytes, message: Order | PeerPing) -> str | None:
+        """The lead whose message is to be taken; None for one that is dropped, or refused because one is missing."""
+        lead = self.lead_of(message.link)
+        if lead is None:
+            await self.refuse(identity, message.link, "unknown-link", "this agent does not know this link")
+            return None
+        talk = self._links[lead]
+        self._heard_monotonic[lead] = time.monotonic()
+        judgement = talk.numbers.judge(message)
+        if judgement == "gap":
+            del self._links[lead]
+            await self.refuse(identity, message.link, "unknown-link", "a message was lost")
+        if judgement != "take":
+            return None
+        talk.identity = identity
+        return lead
+
+    async def beat(self, lead: str, beat: PeerBeat) -> None:
+        """Answer a ping; its link and number are given to the beat here."""
+        talk = self._links[lead]
+        numbered = msgspec.structs.replace(beat, link=talk.numbers.link, seq=talk.numbers.sent)
+        await self._say(talk.identity, numbered)
+
+    async def answer(self, lead: str, message: FromPeer) -> bool:
+        """Say something in the conversation with a lead, which gives it link and number; False if there is none."""
+        talk = self._links.get(lead)
+        if talk is None:
+            return False
+        await self._say(talk.identity, talk.numbers.stamped(message))
+        return True
+
+    async def object(self, lead: str, code: RefusalCode, text: str) -> None:
+        """Refuse what a lead has ordered, and with it the conversation."""
+        talk = self._links.get(lead)
+        if talk is not None:
+            await self.refuse(talk.identity, talk.numbers.link, code, text)
+
+    async def refuse(self, identity: bytes, link: str, code: RefusalCode, text: str, **about: Any) -> None:
+        await self._say(identity, PeerRefusal(link=link, code=code, text=text, **about))

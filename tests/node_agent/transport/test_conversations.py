@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainctl.node_agent.transport.sequencing import SILENT_AFTER_SECONDS, STALE_SECONDS, Line, Numbers
+from trainctl.node_agent.transport.conversations import SILENT_AFTER_SECONDS, STALE_SECONDS, Line, Numbers
 from trainctl.protocol import messages as m
 
 LINK = "a" * 16
