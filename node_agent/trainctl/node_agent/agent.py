@@ -329,7 +329,7 @@ class Agent:
                 self._hosting.adopt(known, followed)
             except InvalidInputError as error:
                 self._db.set_run_state(known.run, "failed", str(error))
-        if self._lead.session is None and not self._lead.is_starting:
+        if self._lead.session is None and not self._role.is_starting:
             await self._lead.journal.fail_open()
         self._worker_host.clean_up()
         self._work_lead.take_up()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainctl.node_agent.clients.forwarded_queries import _read_trace
+from trainctl.node_agent.clients.queries import _read_trace
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 

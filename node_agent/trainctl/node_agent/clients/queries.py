@@ -1,29 +1,41 @@
-"""Queries: one handler for each request that changes nothing; they read the record in a thread."""
+"""Queries: one handler for each request that changes nothing. What another node's agent knows is asked there."""
 
 import asyncio
+import os
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import zmq
 
-from trainctl.node_agent.clients import forwarded_queries, run_queries
+from trainctl.node_agent.clients import run_queries
 from trainctl.node_agent.clients.query_context import (
     QueryContext,
     UnknownRankError,
     UnknownRunError,
     from_record,
+    kept_view,
     run_paths,
 )
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.node_agent.conductor.dry_run import dry_run
+from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
+from trainctl.protocol.analysis.diagnosis.diagnosis_facts import config_of, facts_of_record
+from trainctl.protocol.config.policies import AUTHOR
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import (
     METRICS,
+    TRACE_PART_BYTES,
     AgentReply,
     AttendRequest,
     Audit,
     AuditRequest,
+    Diagnosis,
+    DiagnosisReply,
     DiagnosisRequest,
     DigestsRequest,
     DiskRequest,
+    DryRun,
     DryRunRequest,
     EditRun,
     Events,
@@ -37,15 +49,20 @@ from trainctl.protocol.messages import (
     HookTestRequest,
     Hosts,
     HostsRequest,
+    LogPart,
     LogRequest,
     Pairs,
     PairsRequest,
+    Policies,
     PoliciesRequest,
+    PolicyStatus,
     Query,
     RecordRequest,
     Refusal,
+    Reply,
     RunEdited,
     RunsRequest,
+    RunView,
     Samples,
     SamplesRequest,
     SnapshotRequest,
@@ -53,11 +70,20 @@ from trainctl.protocol.messages import (
     StepProfilesRequest,
     Steps,
     StepsRequest,
+    TracePart,
     TraceRequest,
     Viewers,
 )
+from trainctl.protocol.messages.requests import Request
+from trainctl.protocol.record import log_format
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
+from trainctl.protocol.security import received_names
 
+R = TypeVar("R", bound=Reply)
+RecordQuery = (
+    HistoryRequest | EventsRequest | StepsRequest | HostsRequest | SamplesRequest | StepProfilesRequest | PairsRequest
+)
 GAP_LIMIT = 400
 
 
@@ -76,36 +102,22 @@ async def _answer(request: Query, source: QueryContext) -> AgentReply:
     match request:
         case SnapshotRequest():
             return await run_queries.snapshot(request, source)
-        case HistoryRequest():
-            return await _history(request, source)
-        case GapRequest():
-            return _gap(request, source)
         case RunsRequest():
             return await run_queries.runs(request, source)
-        case EventsRequest():
-            return await _events(request, source)
-        case StepsRequest():
-            return await _steps(request, source)
-        case HostsRequest():
-            return await _hosts(request, source)
-        case SamplesRequest():
-            return await _samples(request, source)
-        case StepProfilesRequest():
-            return await _traces(request, source)
-        case TraceRequest():
-            return await forwarded_queries.trace(request, source)
+        case GapRequest():
+            return _gap(request, source)
         case RecordRequest():
             return await source.record_copies.part(request, run_paths(request.run, source))
-        case PairsRequest():
-            return await _pairs(request, source)
+        case TraceRequest():
+            return await _trace(request, source)
         case PoliciesRequest():
-            return await forwarded_queries.policies(request, source)
+            return await _policies(request, source)
         case DryRunRequest():
-            return await forwarded_queries.dry_run(request, source)
+            return await _dry_run(request, source)
         case DiagnosisRequest():
-            return await forwarded_queries.diagnosis(request, source)
+            return await _diagnosis(request, source)
         case LogRequest():
-            return await forwarded_queries.log(request, source)
+            return await _log(request, source)
         case AttendRequest():
             return Viewers(rid=request.rid, viewers=source.presence.hear(request, time.monotonic(), time.time()))
         case FactsRequest():
@@ -117,32 +129,55 @@ async def _answer(request: Query, source: QueryContext) -> AgentReply:
         case AuditRequest():
             return Audit(rid=request.rid, refused=source.refusals(request.limit))
         case HookTestRequest():
-            return HookTest(rid=request.rid, outcomes=await source.test_hooks(request.rid))
+            return HookTest(rid=request.rid, outcomes=await source.alerts.test_hooks(request.rid))
         case EditRun(run=run, name=name):
             if name is None:
                 return RunEdited(rid=request.rid, freed_bytes=await source.remove_run(run))
             await source.rename_run(run, name)
             return RunEdited(rid=request.rid, freed_bytes=0)
+        case _:
+            paths = run_paths(request.run, source)
+            return await from_record(paths, lambda reader: _read(request, paths.directory.name, reader))
 
 
-async def _history(request: HistoryRequest, source: QueryContext) -> History:
-    paths = run_paths(request.run, source)
+def _read(request: RecordQuery, run: str, reader: RecordReader) -> AgentReply:
+    rid = request.rid
+    match request:
+        case HistoryRequest():
+            return _history(request, reader)
+        case EventsRequest():
+            events, more = reader.events(request.after_id, request.limit, request.newest)
+            return Events(rid=rid, run=run, events=tuple(events), more=more)
+        case StepsRequest():
+            steps, more = reader.steps(request.after_step, request.limit)
+            return Steps(rid=rid, run=run, steps=tuple(steps), more=more)
+        case HostsRequest():
+            readings, last = reader.host_readings(request.after_row, request.limit)
+            return Hosts(rid=rid, run=run, readings=readings, last_row=last or request.after_row, more=last > 0)
+        case SamplesRequest():
+            samples, last, more = reader.samples(request.after_row, request.limit, request.newest)
+            return Samples(rid=rid, run=run, samples=samples, last_row=last, more=more)
+        case StepProfilesRequest():
+            return StepProfiles(rid=rid, run=run, profiles=reader.newest_events(request.limit, kind="profile"))
+        case PairsRequest():
+            return Pairs(rid=rid, run=run, evaluations=reader.held_out_pairs(request.limit))
 
-    def read() -> History:
-        with RecordReader(paths) as reader:
-            for metric in request.metrics:
-                reader.check_metric(metric)
-            wanted = [(metric, rank) for metric in request.metrics for rank in reader.series_ranks(metric)]
-            found = [
-                reader.series(metric, rank, request.first_step, request.last_step, request.columns)
-                for metric, rank in wanted
-            ]
-            series = tuple(one for one in found if one.steps or one.metric in METRICS)
-            return History(
-                rid=request.rid, series=series, own_metrics=reader.own_metrics(), values_from=reader.values_from()
-            )
 
-    return await asyncio.to_thread(read)
+def _history(request: HistoryRequest, reader: RecordReader) -> History:
+    for metric in request.metrics:
+        reader.check_metric(metric)
+    first, last, columns = request.first_step, request.last_step, request.columns
+    series = (
+        reader.series(metric, rank, first, last, columns)
+        for metric in request.metrics
+        for rank in reader.series_ranks(metric)
+    )
+    return History(
+        rid=request.rid,
+        series=tuple(one for one in series if one.steps or one.metric in METRICS),
+        own_metrics=reader.own_metrics(),
+        values_from=reader.values_from(),
+    )
 
 
 def _gap(request: GapRequest, source: QueryContext) -> GapFill:
@@ -152,42 +187,120 @@ def _gap(request: GapRequest, source: QueryContext) -> GapFill:
     return GapFill(rid=request.rid, complete=kept is not None, messages=kept or ())
 
 
-async def _events(request: EventsRequest, source: QueryContext) -> Events:
+# ---------------------------------------------------------------- where another node's agent may know
+
+
+async def _ask_lead(view: RunView, request: Request[R], source: QueryContext) -> R:
+    """Return the reply of the agent that leads a run. Raises InvalidInputError if there is none."""
+    try:
+        return await source.ask(view.lead, msgspec.structs.replace(request, run=view.run))
+    except TrainctlError as error:
+        raise InvalidInputError("run", f"{view.lead} leads {view.run}: {error}") from None
+
+
+async def _trace(request: TraceRequest, source: QueryContext) -> TracePart:
+    if request.node == source.node:
+        return await asyncio.to_thread(_read_trace, request, run_paths(request.run, source).directory)
+    try:
+        return await source.ask(request.node, request)
+    except TrainctlError as error:
+        raise InvalidInputError("node", f"{request.node}: {error}") from None
+
+
+def _read_trace(request: TraceRequest, directory: Path) -> TracePart:
+    try:
+        with received_names.opened(directory, "profiles", request.file) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(min(request.offset_bytes, size))
+            data = file.read(TRACE_PART_BYTES)
+    except FileNotFoundError:
+        problem = f"{request.node} no longer has {request.file}: only the newest traces are kept; profile again"
+        raise InvalidInputError("file", problem) from None
+    except OSError as error:
+        problem = f"{request.node} can't read {request.file}: {error.strerror or error}"
+        raise InvalidInputError("file", problem) from None
+    return TracePart(rid=request.rid, offset_bytes=request.offset_bytes, size_bytes=size, data=data)
+
+
+async def _policies(request: PoliciesRequest, source: QueryContext) -> Policies:
+    """Return what a run's policies see, by the agent that leads it, and their newest commands, by the record."""
     paths = run_paths(request.run, source)
-    events, more = await from_record(
-        paths, lambda reader: reader.events(request.after_id, request.limit, request.newest)
+    live, led, run = source.live_run(paths.directory), source.led(paths.directory), paths.directory.name
+    if live is None:
+        raise InvalidInputError("run", f"{run} isn't active: its policies see nothing until it is resumed")
+    if led is None and live.view.kind != "hosted":
+        raise InvalidInputError("run", f"{run} is trained by another program: it has no policies")
+    if led is None:
+        return await _ask_lead(live.view, request, source)
+    statuses = led.conductor.proposals.policy_statuses()
+
+    def read(reader: RecordReader) -> tuple[PolicyStatus, ...]:
+        return tuple(msgspec.structs.replace(one, actions=reader.commands_by(AUTHOR + one.name)) for one in statuses)
+
+    return Policies(rid=request.rid, run=run, step=live.view.step, policies=await from_record(paths, read))
+
+
+async def _dry_run(request: DryRunRequest, source: QueryContext) -> DryRun:
+    """Return what a command would do, by the agent that leads the run."""
+    directory = run_paths(request.run, source).directory
+    live, led = source.live_run(directory), source.led(directory)
+    if live is None:
+        raise InvalidInputError("run", f"{directory.name} isn't active")
+    view = live.view
+    if view.kind != "hosted":
+        raise InvalidInputError("run", f"{view.run} does not support {request.verb}: {view.why_not(request.verb)}")
+    if led is None:
+        return await _ask_lead(view, request, source)
+    return dry_run(led.conductor, request, time.monotonic())
+
+
+async def _diagnosis(request: DiagnosisRequest, source: QueryContext) -> DiagnosisReply:
+    """Diagnose a run as it is now, by the agent that leads it, and else by the record."""
+    paths, last_step = run_paths(request.run, source), request.last_step
+    live, led = source.live_run(paths.directory), source.led(paths.directory) if last_step is None else None
+    if last_step is None and live is not None and live.view.kind == "hosted" and led is None:
+        return await _ask_lead(live.view, request, source)
+    facts = led.live_facts(source.alerts.view.alerts) if led is not None else None
+    at = time.time() if led is not None else None
+
+    def read(reader: RecordReader) -> Diagnosis:
+        return diagnose(facts_of_record(reader, config_of(paths), live=facts, at=at, last_step=last_step))
+
+    diagnosis = await from_record(paths, read)
+    return DiagnosisReply(rid=request.rid, run=paths.directory.name, live=led is not None, diagnosis=diagnosis)
+
+
+async def _log(request: LogRequest, source: QueryContext) -> LogPart:
+    paths = run_paths(request.run, source)
+    file, run = paths.log(request.rank), paths.directory.name
+
+    def read() -> tuple[int, int, int, str]:
+        with received_names.opened(paths.directory, file.parent.name, file.name) as stream:
+            return log_format.read_part(stream, request.offset_bytes, request.limit_bytes)
+
+    try:
+        offset, end, size, text = await asyncio.to_thread(read)
+    except FileNotFoundError:
+        return await _log_elsewhere(msgspec.structs.replace(request, run=run), paths, source)
+    return LogPart(
+        rid=request.rid, run=run, rank=request.rank, offset_bytes=offset, size_bytes=size, text=text, end_bytes=end
     )
-    return Events(rid=request.rid, run=paths.directory.name, events=tuple(events), more=more)
 
 
-async def _steps(request: StepsRequest, source: QueryContext) -> Steps:
-    paths = run_paths(request.run, source)
-    steps, more = await from_record(paths, lambda reader: reader.steps(request.after_step, request.limit))
-    return Steps(rid=request.rid, run=paths.directory.name, steps=tuple(steps), more=more)
-
-
-async def _hosts(request: HostsRequest, source: QueryContext) -> Hosts:
-    paths = run_paths(request.run, source)
-    readings, last = await from_record(paths, lambda reader: reader.host_readings(request.after_row, request.limit))
-    place = last or request.after_row
-    return Hosts(rid=request.rid, run=paths.directory.name, readings=readings, last_row=place, more=last > 0)
-
-
-async def _samples(request: SamplesRequest, source: QueryContext) -> Samples:
-    paths = run_paths(request.run, source)
-    found, last, more = await from_record(
-        paths, lambda reader: reader.samples(request.after_row, request.limit, request.newest)
-    )
-    return Samples(rid=request.rid, run=paths.directory.name, samples=found, last_row=last, more=more)
-
-
-async def _traces(request: StepProfilesRequest, source: QueryContext) -> StepProfiles:
-    paths = run_paths(request.run, source)
-    found = await from_record(paths, lambda reader: reader.newest_events(request.limit, kind="profile"))
-    return StepProfiles(rid=request.rid, run=paths.directory.name, profiles=found)
-
-
-async def _pairs(request: PairsRequest, source: QueryContext) -> Pairs:
-    paths = run_paths(request.run, source)
-    found = await from_record(paths, lambda reader: reader.held_out_pairs(request.limit))
-    return Pairs(rid=request.rid, run=paths.directory.name, evaluations=found)
+async def _log_elsewhere(request: LogRequest, paths: RunPaths, source: QueryContext) -> LogPart:
+    """Return a part of a log from the agent of the node that hosts the rank, or that knows which one does."""
+    live = source.live_run(paths.directory)
+    view = live.view if live is not None else await from_record(paths, kept_view)
+    if view is None:
+        raise UnknownRankError("rank", f"run {request.run} has no log for rank {request.rank}")
+    node = next((rank.node for rank in view.ranks if rank.rank == request.rank), None)
+    if node == source.node:
+        raise UnknownRankError("rank", f"{request.rank} has no log on {node}: its file is gone")
+    if node is None and source.address_of(view.lead) is None:  # a follower knows its own rank only
+        known = ", ".join(str(rank) for rank in sorted(rank.rank for rank in view.ranks))
+        raise UnknownRankError("rank", f"no rank {request.rank} in this run; the ranks are {known}")
+    try:
+        return await source.ask(node or view.lead, request)
+    except TrainctlError as error:
+        problem = f"{request.rank} is on {node}: {error}" if node else str(error).removeprefix("rank: ")
+        raise UnknownRankError("rank", problem) from None

@@ -2,9 +2,8 @@
 
 import asyncio
 import shutil
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -13,7 +12,6 @@ import msgspec
 from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.clients.doctor import Doctor
 from trainctl.node_agent.clients.record_copies import RecordCopies
-from trainctl.node_agent.conductor.dry_run import dry_run
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.follower import Follower
@@ -21,37 +19,37 @@ from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.roles.rank_hosting import NO_RANK
 from trainctl.node_agent.runs import unstarted
 from trainctl.node_agent.runs.context import AgentContext
+from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import write_file
 from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
     Alerts,
     AttendRequest,
-    DryRun,
-    DryRunRequest,
-    HookOutcome,
     HostReading,
     NodeView,
     PeerView,
-    PolicyStatus,
     RankStep,
     Refused,
-    RunState,
+    Reply,
     RunView,
     StepCommitted,
     Viewer,
 )
+from trainctl.protocol.messages.requests import Request
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.schema import refusing_damage
-from trainctl.protocol.security.keyring import Keyring
 from trainctl.protocol.security.keys import default_folder
 
 EXPIRY_SECONDS = 20.0
 """Seconds after which a silent client counts as gone; clients report every 5 s."""
 MAX_VIEWERS = 64
+ELSEWHERE_SECONDS = 3.0
+"""Seconds another node's agent may take to answer a forwarded request; a client waits longer."""
+T = TypeVar("T")
+R = TypeVar("R", bound=Reply)
 
 
 @dataclass(frozen=True)
@@ -81,9 +79,6 @@ class Presence:
         return tuple(sorted(others, key=lambda view: view.since_at))
 
 
-T = TypeVar("T")
-
-
 class LiveRun(NamedTuple):
     """An active run as its agent has it in memory."""
 
@@ -107,8 +102,8 @@ class QueryContext:
     def __init__(
         self, context: AgentContext, lead: Lead, follower: Follower, guests: GuestRuns, alerts: AlertService
     ) -> None:
-        self._context, self._lead, self._follower, self._alerts = context, lead, follower, alerts
-        self._guests = guests
+        self._context, self._lead, self._follower, self._guests = context, lead, follower, guests
+        self.alerts = alerts
         self.publisher: Publisher = context.publisher
         self.presence = Presence()
         self.doctor = Doctor(context.node, default_folder(), context.directory, self._run_files)
@@ -134,20 +129,9 @@ class QueryContext:
     def peer_views(self) -> tuple[PeerView, ...]:
         return self._lead.peers.views
 
-    @property
-    def keys(self) -> Keyring | None:
-        """Return what other agents are asked with on behalf of clients."""
-        return self._context.authenticator.keyring if self._context.authenticator is not None else None
-
-    def alerts(self) -> Alerts:
-        return self._alerts.view
-
-    async def test_hooks(self, rid: str) -> tuple[HookOutcome, ...]:
-        return await self._alerts.test_hooks(rid)
-
     async def rename_run(self, run: str, name: str) -> None:
         """Give a run another name here. Raises InvalidInputError, or RefusedError if the disk takes none."""
-        known = self._known(run)
+        known = self.known(run)
         try:
             await asyncio.to_thread(write_file, RunPaths(known.directory).name_file, f"{name}\n".encode())
         except OSError as error:
@@ -167,11 +151,11 @@ class QueryContext:
             raise
 
     async def _remove(self, run: str) -> int:
-        size_bytes = await asyncio.to_thread(lambda: RunPaths(self._known(run).directory).size_bytes)
-        known = self._known(run)  # from here to `forget_run` without a pause: nobody resumes it meanwhile
+        size_bytes = await asyncio.to_thread(lambda: RunPaths(self.known(run).directory).size_bytes)
+        known = self.known(run)  # from here to `forget_run` without a pause: nobody resumes it meanwhile
         if known.state in ACTIVE_RUN_STATES or self.live_run(known.directory) is not None:
             raise InvalidInputError("run", f"{run} is active: stop it first with trainctl send stop --run {run}")
-        self._lead.check_no_work()
+        self._lead.role.check_no_work()
         unstarted.mark(known.directory)
         self._context.db.forget_run(run)
         await asyncio.to_thread(shutil.rmtree, known.directory, ignore_errors=True)
@@ -182,7 +166,8 @@ class QueryContext:
         unstarted.unmark(known.directory)
         return size_bytes
 
-    def _known(self, run: str) -> KnownRun:
+    def known(self, run: str) -> KnownRun:
+        """A run of this node. Raises UnknownRunError."""
         known = self._context.db.known_run(run)
         if known is None:
             raise UnknownRunError("run", f"no run {run!r} on this node")
@@ -196,38 +181,32 @@ class QueryContext:
     def address_of(self, node: str) -> str | None:
         """Where another node's agent takes requests, None if the cluster has no such node."""
         address = self._lead.peers.address(node)
-        if address is not None and self.keys is not None:
-            self.keys.learn(address, self._context.cluster.nodes[node].key)  # it may have moved
+        if address is not None and self._context.keys is not None:
+            self._context.keys.learn(address, self._context.cluster.nodes[node].key)  # it may have moved
         return address
+
+    async def ask(self, node: str, request: Request[R], seconds: float = ELSEWHERE_SECONDS) -> R:
+        """Return the reply of another node's agent to a client's request. Raises TrainctlError."""
+        address = self.address_of(node)
+        if address is None:
+            raise RefusedError(f"{node} is not in the cluster file of {self.node}")
+        async with self._context.client(address, seconds) as client:
+            return await client.reply_to(request)
 
     def live_run(self, directory: Path) -> LiveRun | None:
         """The run in a directory as it is now, None if it isn't active."""
         return next((live for live in self.live_runs() if Path(live.view.directory) == directory), None)
 
-    def policy_statuses(self, directory: Path) -> tuple[PolicyStatus, ...] | None:
-        """Return what the policies see of the run in a directory; None if this agent doesn't lead it."""
+    def led(self, directory: Path) -> Session | None:
+        """The run in a directory if this agent leads it."""
         session = self._lead.session
-        is_led = session is not None and Path(session.view.directory) == directory
-        return session.conductor.proposals.policy_statuses() if session is not None and is_led else None
-
-    def dry_run(self, directory: Path, request: DryRunRequest) -> DryRun | None:
-        """Return what a command would do to the run in a directory; None if this agent doesn't lead it."""
-        session = self._lead.session
-        is_led = session is not None and Path(session.view.directory) == directory
-        return dry_run(session.conductor, request, time.monotonic()) if session is not None and is_led else None
-
-    def live_facts(self, directory: Path) -> LiveFacts | None:
-        """Return what this agent knows of the run in a directory that its record doesn't; None if it doesn't lead
-        it."""
-        session = self._lead.session
-        is_led = session is not None and Path(session.view.directory) == directory
-        return session.live_facts(self._alerts.view.alerts) if session is not None and is_led else None
+        return session if session is not None and Path(session.view.directory) == directory else None
 
     def live_runs(self) -> tuple[LiveRun, ...]:
         """All runs that are active here, the hosted one first."""
-        session, followed, alerts = self._lead.session, self._follower.followed, self._alerts.view
+        session, followed, alerts = self._lead.session, self._follower.followed, self.alerts.view
         guests = tuple(
-            LiveRun(one.view, one.last_step, tuple(one.parts.values()), self._alerts.view_of_guest(one.view.run))
+            LiveRun(one.view, one.last_step, tuple(one.parts.values()), self.alerts.view_of_guest(one.view.run))
             for one in self._guests.live
         )
         if session is not None:
@@ -242,10 +221,6 @@ class QueryContext:
         if run is None and self._lead.session is None and (guest := self._guests.find(None)) is not None:
             return guest.paths.directory
         return self._lead.directory(run)
-
-    def ended_as(self, run: str) -> tuple[RunState, str]:
-        """State and reason of a run that isn't active, as the db has them."""
-        return next((known.state, known.reason) for known in self._context.db.runs() if known.run == run)
 
     def handed_over(self) -> FollowedRun | None:
         """The newest run of this node, if another one in touch leads it now and this one has no rank of it."""
@@ -263,14 +238,10 @@ class QueryContext:
         known = (known for known in self._context.db.runs() if known.kind == "hosted")
         return tuple(RunPaths(one.directory).run_file for one in known)
 
-    def run_summaries(self) -> list[tuple[str, str, str, RunState, float]]:
-        """(run, name, directory, state, started at) of every run, newest first; the active one as it is now."""
-        rows: list[tuple[str, str, str, RunState, float]] = []
-        for known in self._context.db.runs():
-            live = self.live_run(known.directory)
-            state = live.view.state if live is not None else known.state
-            rows.append((known.run, known.name, str(known.directory), state, known.started_at))
-        return rows
+    def known_runs(self) -> list[KnownRun]:
+        """All runs of this node, newest first, those that are active as they are now."""
+        live = {Path(one.view.directory): one.view.state for one in self.live_runs()}
+        return [replace(known, state=live.get(known.directory, known.state)) for known in self._context.db.runs()]
 
 
 def run_paths(run: str | None, source: QueryContext) -> RunPaths:

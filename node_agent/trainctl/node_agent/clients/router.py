@@ -70,7 +70,7 @@ class Redirects:
         if _starts_run(command):
             known = command.args.get("resume") or command.args.get("branch")
             return self._context.db.followed(known.partition("@")[0]) if isinstance(known, str) else None
-        return self._query_context.handed_over() if self._lead.run is None else None
+        return self._query_context.handed_over() if self._lead.role.run is None else None
 
     def _to_node(self, command: Command) -> Refusal | None:
         address = self._lead.peers.address(command.node) if command.node is not None else None

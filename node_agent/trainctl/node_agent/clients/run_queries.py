@@ -4,16 +4,18 @@ The state of a run that this node led but no longer takes part in comes from its
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterable
-from pathlib import Path
+import uuid
+from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
-from trainctl.node_agent.clients.query_context import LiveRun, QueryContext, UnknownRunError, kept_view
+from trainctl.node_agent.clients.query_context import QueryContext, UnknownRunError, kept_view
+from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.protocol.batch import cost
 from trainctl.protocol.batch.cost import run_rates
-from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
@@ -21,10 +23,9 @@ from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
     Event,
     RankStep,
-    RunCost,
+    Reply,
     Runs,
     RunsRequest,
-    RunState,
     RunSummary,
     RunView,
     Series,
@@ -33,10 +34,12 @@ from trainctl.protocol.messages import (
     StepCommitted,
 )
 from trainctl.protocol.messages.events import Notice
+from trainctl.protocol.messages.requests import Request
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
 
+R = TypeVar("R", bound=Reply)
 ANSWER_SECONDS = 2.0
 """Seconds the other agent may take to answer; the client of this one waits longer."""
 
@@ -46,22 +49,15 @@ async def _view_from_lead(known: RunView, source: QueryContext) -> RunView:
     lead = source.led_elsewhere(known.run)
     if lead is None:
         return known
-    reached = _reached(lead, source)
-    if reached is not None:
-        try:
-            async with Client(reached, timeout_seconds=ANSWER_SECONDS, keys=source.keys) as client:
-                told = (await client.ask(SnapshotRequest, 0, known.run)).run
-        except TrainctlError:
-            told = None
-        if told is not None:
-            return msgspec.structs.replace(told, directory=known.directory)
+    told = await _asked(lead, SnapshotRequest(uuid.uuid4().hex, 0, known.run), source)
+    if told is not None and told.run is not None:
+        return msgspec.structs.replace(told.run, directory=known.directory)
     reason = f"the run's lead {lead} is unreachable, so the run's state is unknown here"
     return msgspec.structs.replace(known, lead=lead, reason=reason)
 
 
-async def _summaries_from_leads(rows: Iterable[RunSummary], source: QueryContext) -> list[RunSummary]:
+async def _summaries_from_leads(rows: Sequence[RunSummary], source: QueryContext) -> list[RunSummary]:
     """The same rows, those of runs led elsewhere as they are there; stale ones where that can't be told."""
-    rows = list(rows)
     leads = {row.run: lead for row in rows if (lead := source.led_elsewhere(row.run)) is not None}
     nodes = sorted(set(leads.values()))
     told = dict(zip(nodes, await asyncio.gather(*(_runs_of(node, source) for node in nodes)), strict=True))
@@ -76,20 +72,16 @@ def _as_told(row: RunSummary, lead: str, told: dict[str, RunSummary]) -> RunSumm
 
 
 async def _runs_of(node: str, source: QueryContext) -> dict[str, RunSummary]:
-    address = _reached(node, source)
-    if address is None:
-        return {}
-    try:
-        async with Client(address, timeout_seconds=ANSWER_SECONDS, keys=source.keys) as client:
-            return {row.run: row for row in (await client.ask(RunsRequest)).runs}
-    except TrainctlError:
-        return {}
+    told = await _asked(node, RunsRequest(uuid.uuid4().hex), source)
+    return {row.run: row for row in told.runs} if told is not None else {}
 
 
-def _reached(node: str, source: QueryContext) -> str | None:
-    """Where an agent that is connected takes requests."""
-    in_touch = any(peer.node == node and peer.state == "connected" for peer in source.peer_views())
-    return source.address_of(node) if in_touch else None
+async def _asked(node: str, request: Request[R], source: QueryContext) -> R | None:
+    """The reply of an agent that is connected."""
+    if any(peer.node == node and peer.state == "connected" for peer in source.peer_views()):
+        with contextlib.suppress(TrainctlError):
+            return await source.ask(node, request, ANSWER_SECONDS)
+    return None
 
 
 SNAPSHOT_EVENTS = 100
@@ -105,7 +97,7 @@ async def snapshot(request: SnapshotRequest, source: QueryContext) -> Snapshot:
         if request.run is not None:
             raise UnknownRunError("run", f"no run {request.run!r} on this node")
         made = _snapshot_of(request, source, boot, seq, None, None, (), (), ())
-        return msgspec.structs.replace(made, alerts=source.alerts())
+        return msgspec.structs.replace(made, alerts=source.alerts.view)
     try:
         read = await asyncio.to_thread(_read_snapshot, RunPaths(directory), request.columns)
     except InvalidInputError as error:
@@ -120,7 +112,7 @@ async def snapshot(request: SnapshotRequest, source: QueryContext) -> Snapshot:
     made = _snapshot_of(request, source, boot, seq, view, last, parts, events, series)
     if live is None and request.run is not None:
         return made
-    return msgspec.structs.replace(made, alerts=live.alerts if live is not None else source.alerts())
+    return msgspec.structs.replace(made, alerts=live.alerts if live is not None else source.alerts.view)
 
 
 def _unreadable(run: str, error: InvalidInputError, at: float) -> Event:
@@ -133,11 +125,9 @@ async def _as_ended(kept: RunView | None, last: StepCommitted | None, source: Qu
     elsewhere, the view there."""
     if kept is None:
         return None
-    state, reason = source.ended_as(kept.run)
-    view = msgspec.structs.replace(
-        kept, state=state, reason=reason or kept.reason, cost=_cost_of_record(kept, state, last)
-    )
-    return await _view_from_lead(view, source)
+    known = source.known(kept.run)
+    view = msgspec.structs.replace(kept, state=known.state, reason=known.reason or kept.reason)
+    return await _view_from_lead(_with_cost(view, last), source)
 
 
 def _snapshot_of(
@@ -163,7 +153,7 @@ def _snapshot_of(
         events=events,
         series=series,
         peers=source.peer_views(),
-        runs=tuple(_live_summary(one) for one in source.live_runs()),
+        runs=tuple(_summary_of(live.view, live.last_step) for live in source.live_runs()),
     )
 
 
@@ -186,54 +176,47 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
 
 
 async def runs(request: RunsRequest, source: QueryContext) -> Runs:
-    rows = source.run_summaries()
-    summaries = await asyncio.to_thread(lambda: [_summary(*row) for row in rows])
+    known = source.known_runs()
+    summaries = await asyncio.to_thread(lambda: [_summary(row) for row in known])
     return Runs(rid=request.rid, runs=tuple(await _summaries_from_leads(summaries, source)))
 
 
-def _summary(run: str, name: str, directory: str, state: RunState, started_at: float) -> RunSummary:
-    last, view = None, None
-    try:
-        with RecordReader(RunPaths(Path(directory))) as reader:
-            last = reader.last_step()
-            view = kept_view(reader)
-    except InvalidInputError:
-        pass  # damaged, or its directory was moved away: the db's line is all there is
-    config = _config(Path(directory)) if view is None else None
-    return RunSummary(
-        run=run,
-        name=name,
-        state=state,
-        step=last.step if last else view.step if view else 0,
-        steps=view.steps if view else config.run.steps if config else None,
-        global_batch=view.global_batch if view else config.batch.global_ if config else None,
-        last_loss=last.loss if last else None,
-        started_at=started_at,
-        directory=directory,
-        lead=view.lead if view else "",
-        nodes=_nodes(view) if view else (),
-        last_step_at=last.committed_at if last else None,
-        kind=view.kind if view else "hosted",
-        rates=run_rates(msgspec.structs.replace(view, state=state), last) if view else None,
-        cost=_cost_of_record(view, state, last) if view else None,
-        cursor=last.cursor if last else None,
-        simulated=view.simulated if view else False,
-        branch=view.branch if view else None,
-        size_bytes=RunPaths(Path(directory)).size_bytes,
-    )
+def _summary(known: KnownRun) -> RunSummary:
+    last, view, paths = None, None, RunPaths(known.directory)
+    with contextlib.suppress(InvalidInputError), RecordReader(paths) as reader:  # damaged, or moved away
+        last = reader.last_step()
+        view = kept_view(reader)
+    step = last.step if last else view.step if view else 0
+    if view is not None:
+        made = _summary_of(_with_cost(msgspec.structs.replace(view, state=known.state, step=step), last), last)
+    else:
+        config = _config(paths)
+        made = RunSummary(
+            run=known.run,
+            name=known.name,
+            state=known.state,
+            step=step,
+            steps=config.run.steps if config else None,
+            global_batch=config.batch.global_ if config else None,
+            last_loss=last.loss if last else None,
+            started_at=known.started_at,
+            directory="",
+            last_step_at=last.committed_at if last else None,
+            cursor=last.cursor if last else None,
+        )
+    own = {"name": known.name, "started_at": known.started_at, "directory": str(known.directory)}
+    return msgspec.structs.replace(made, size_bytes=paths.size_bytes, **own)
 
 
-def _config(directory: Path) -> RunFile | None:
+def _config(paths: RunPaths) -> RunFile | None:
     """Return the run file of a run whose record has no view of it, or can't be read; None if that can't be either."""
     try:
-        return run_file.read(RunPaths(directory).run_file)
+        return run_file.read(paths.run_file)
     except InvalidInputError:
         return None
 
 
-def _live_summary(live: LiveRun) -> RunSummary:
-    """The same of what the agent has in memory."""
-    view, last = live.view, live.last_step
+def _summary_of(view: RunView, last: StepCommitted | None) -> RunSummary:
     return RunSummary(
         run=view.run,
         name=view.name,
@@ -244,7 +227,7 @@ def _live_summary(live: LiveRun) -> RunSummary:
         started_at=view.started_at,
         directory=view.directory,
         lead=view.lead,
-        nodes=_nodes(view),
+        nodes=tuple(dict.fromkeys(rank.node for rank in view.ranks)),
         last_step_at=last.committed_at if last else None,
         kind=view.kind,
         rates=run_rates(view, last),
@@ -256,12 +239,9 @@ def _live_summary(live: LiveRun) -> RunSummary:
     )
 
 
-def _cost_of_record(view: RunView, state: RunState, last: StepCommitted | None) -> RunCost | None:
-    """By the record. Of a run whose agent ended with it, only up to the last step."""
-    if view.cost is None or state in ACTIVE_RUN_STATES:
-        return view.cost
-    return cost.ended(view.cost, last.committed_at if last is not None else view.cost.at)
-
-
-def _nodes(view: RunView) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(rank.node for rank in view.ranks))
+def _with_cost(view: RunView, last: StepCommitted | None) -> RunView:
+    """A run of the record with its cost. If its agent ended with it, that is known up to the last step only."""
+    if view.cost is None or view.state in ACTIVE_RUN_STATES:
+        return view
+    until = last.committed_at if last is not None else view.cost.at
+    return msgspec.structs.replace(view, cost=cost.ended(view.cost, until))

@@ -79,7 +79,7 @@ class Lead:
         references: _References,
     ) -> None:
         """`alerts` is given a run's end while its record can still be written, and other machines' readings."""
-        self._context, self._db, self._role, self._alerts = context, context.db, role, alerts
+        self._context, self._db, self.role, self._alerts = context, context.db, role, alerts
         self._references = references
         others = {name: entry for name, entry in context.cluster.nodes.items() if name != context.node}
         late_notes = LateNotes(context.node, self._db, context.publisher.publish, role, guests)
@@ -100,21 +100,7 @@ class Lead:
     @property
     def session(self) -> Session | None:
         """The run that is led, until its record is closed."""
-        return self._role.session
-
-    def check_no_work(self) -> None:
-        """Raises InvalidInputError while separate work or a calibration may need any run."""
-        self._role.check_no_work()
-
-    @property
-    def run(self) -> str | None:
-        """The run that is led, or about to be."""
-        return self._role.run
-
-    @property
-    def is_starting(self) -> bool:
-        """Return whether a run is just being opened."""
-        return self._role.is_starting
+        return self.role.session
 
     # ------------------------------------------------------------ starting
 
@@ -126,17 +112,17 @@ class Lead:
         if self.session is not None:
             why = "is active" if self.session.conductor.final is None else "is still ending; try again in a moment"
             raise InvalidInputError("run", f"{self.session.run} {why} (one run at a time)")
-        if self.is_starting:
+        if self.role.is_starting:
             raise InvalidInputError("run", "another run is starting; try again in a moment")
         self._adoption.check_free()
-        self._role.check_no_work()
-        self._role.start(args.resume)
-        waited = self._role.waiting
+        self.role.check_no_work()
+        self.role.start(args.resume)
+        waited = self.role.waiting
         try:
             run = await self._begin(self._old(command, args) if args.resume is not None else self._new(command, args))
         except (InvalidInputError, RefusedError, OSError):
-            if self.is_starting:
-                self._role.finish()
+            if self.role.is_starting:
+                self.role.finish()
             raise
         self._recovery.forget()
         if waited is not None and waited.run != run:
@@ -158,7 +144,7 @@ class Lead:
         return opening._replace(notices=(*taken.notices, *opening.notices))
 
     def _name_run(self, run: str) -> None:
-        self._role.name(run)
+        self.role.name(run)
 
     async def _begin(self, opened: Awaitable[restore.Opening]) -> str:
         try:
@@ -184,7 +170,7 @@ class Lead:
         """A run that is over but for its trainers' exit is waited for, so that the next can follow it at once."""
         session = self.session
         if session is not None and session.conductor.final is not None:
-            await self._role.wait_while(lambda: self.session is session, ENDING_SECONDS)
+            await self.role.wait_while(lambda: self.session is session, ENDING_SECONDS)
 
     async def take_up(self, known: KnownRun) -> None:
         """Lead again a run that was active when the last agent of this node ended.
@@ -197,13 +183,13 @@ class Lead:
             opening = self.launch.surviving(known)
         except BusyError as error:
             if waited is None:
-                self._role.start(known.run)
+                self.role.start(known.run)
             self._awaited = _Awaited(known, str(error), time.monotonic() + BUSY_SECONDS)
             self._awaited.early = waited.early if waited is not None else []
             return
         except InvalidInputError as error:
             if waited is not None:
-                self._role.finish()
+                self.role.finish()
             self._db.set_run_state(known.run, "failed", str(error))
             return
         self.launch.check_nodes(opening)
@@ -250,8 +236,8 @@ class Lead:
     async def let_go(self, successor: str) -> tuple[KnownRun, int | None]:
         """Lead the run no more, for another node's agent does; the trainers stay as they are. Returns the run and this
         node's rank in it, if it has one. Raises RefusedError if the run is just being started, or ends."""
-        session, run = self.session, self.run
-        if run is None or self.is_starting:
+        session, run = self.session, self.role.run
+        if run is None or self.role.is_starting:
             raise RefusedError("a run is starting; try again in a moment")
         if session is not None and session.conductor.stage in ("leaving", "over"):
             raise RefusedError(f"{session.run} is ending")
@@ -268,7 +254,7 @@ class Lead:
             if self.session is not session:
                 raise RefusedError(f"{session.run} has already been handed over")
             session.close(kept_on="" if rank is not None else successor)
-        self._role.let_go()
+        self.role.let_go()
         return known, rank
 
     def moved(self, node: str, address: str) -> None:
@@ -290,7 +276,7 @@ class Lead:
     def _open(self, opening: restore.Opening, started_at: float) -> Session:
         listener = RunListener(self.journal.end, self._db.saw, self.journal.propose, self._ended.set)
         session = self.launch.session(opening, started_at, listener)
-        self._role.lead(session)
+        self.role.lead(session)
         self.last_run, self.superseded = session.run, ""
         self._db.set_run_state(session.run, "starting")
         return session
@@ -363,7 +349,7 @@ class Lead:
         while True:
             await self._ended.wait()
             self._ended.clear()
-            match self._role.now:
+            match self.role.now:
                 case Leading(session) if session.ended is not None:
                     await self._close(session, session.ended.state, session.ended.reason)
 
@@ -372,7 +358,7 @@ class Lead:
         self._references.ended()
         due = self._recovery.take(session, reason) if session.conductor.goes_back else None
         waiting = WaitingToRestart(session.run, due) if due is not None else None
-        self._role.close(waiting)
+        self.role.close(waiting)
         if waiting is None:
             self._db.set_run_state(session.run, state, reason)
             severity: m.Severity = "error" if state == "failed" else "good"
@@ -386,31 +372,31 @@ class Lead:
         if self.session is not session:
             return  # it was dropped meanwhile, for another node had led it to its end
         session.close()
-        self._role.finish()
+        self.role.finish()
         self._context.link.forget(session.run)
         for rank, node in self.remote(session).items():
             await self.peers.links[node].end_rank(session.run, rank, state, reason)
 
     async def _restart(self) -> None:
         """Take a run up from its newest checkpoint, all of whose ranks were lost; one that can't be has failed."""
-        now = self._role.now
+        now = self.role.now
         if not isinstance(now, WaitingToRestart) or time.monotonic() < now.due:
             return
-        self._role.restart()
+        self.role.restart()
         due = await self._recovery.take_up(now.run, self.superseded)
         if due is not None:
-            self._role.put_off(WaitingToRestart(now.run, due))
-        elif self.is_starting:
-            self._role.finish()
+            self.role.put_off(WaitingToRestart(now.run, due))
+        elif self.role.is_starting:
+            self.role.finish()
             await self.journal.fail_open("the run ended before the command took effect", now.run)
 
     def _stop_waiting(self, command: m.Command) -> int | None:
         """Have the run that waits to be resumed end instead. Returns its last step; None if there is none, or not that
         one."""
-        now = self._role.now
+        now = self.role.now
         if not isinstance(now, WaitingToRestart) or command.run not in (None, now.run):
             return None
-        self._role.let_go()
+        self.role.let_go()
         return self._recovery.stop(now.run, command)
 
     async def _begin_again(self, run: str, without: Collection[int]) -> Session | None:
@@ -431,7 +417,7 @@ class Lead:
     async def drop(self, run: str, state: m.RunState, reason: str) -> None:
         """Have nothing to do any more with a run that another node has led to its end."""
         session = self.session
-        self._role.let_go()
+        self.role.let_go()
         self._recovery.forget()
         if session is not None:
             for rank, port in session.ports.items():

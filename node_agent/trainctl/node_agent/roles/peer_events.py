@@ -5,6 +5,7 @@ from typing import Protocol
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.readings import sleep_clock
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.session import Session
@@ -20,13 +21,8 @@ class _Leading(Protocol):
     peers: Peers
     launch: Launch
     superseded: str
+    role: AgentRole
 
-    @property
-    def session(self) -> Session | None: ...
-    @property
-    def is_starting(self) -> bool: ...
-    @property
-    def run(self) -> str | None: ...
     def remote(self, session: Session) -> dict[int, str]: ...
     def is_rank_of(self, node: str, run: str, rank: int) -> bool: ...
     def give_copy(self, session: Session, node: str) -> None: ...
@@ -53,7 +49,7 @@ class PeerEvents:
     def hello(self, link: str) -> m.PeerHello:
         """Return how this agent introduces itself."""
         here = self._context.cluster.nodes.get(self._context.node)
-        session = self._lead.session
+        session = self._lead.role.session
         generation = self._db.generation if session is None else session.conductor.durable.generation
         return m.PeerHello(
             link=link,
@@ -66,12 +62,12 @@ class PeerEvents:
     async def welcomed(self, node: str, welcome: m.PeerWelcome) -> None:
         """A conversation has begun, the first one or after a loss: whatever was under way is asked for again. To an
         agent that was started again the trainer has to come back first, and then it reports that by itself."""
-        session, is_same_process = self._lead.session, self._boots.get(node) == welcome.boot
+        session, is_same_process = self._lead.role.session, self._boots.get(node) == welcome.boot
         self._boots[node] = welcome.boot
         if session is None and welcome.generation is not None:
             self._db.saw(welcome.generation)  # the next run begins in no older term than any node has seen
         for hosted in welcome.ranks:
-            if hosted.run != self._lead.run:
+            if hosted.run != self._lead.role.run:
                 await self._end_stray(node, hosted)
         if session is None:
             return
@@ -101,29 +97,29 @@ class PeerEvents:
 
     async def answered(self, node: str, said: m.PeerAnswer) -> None:
         """Take an answer of a trainer on another node."""
-        if self._lead.is_starting and said.answer.run == self._lead.run:
+        if self._lead.role.is_starting and said.answer.run == self._lead.role.run:
             self._lead.launch.early.append((node, said))
         else:
             await self._lead.heard(said.answer, returned=said.returned, node=node)
 
     async def exited(self, node: str, said: m.PeerExit) -> None:
         """A trainer on another node has ended."""
-        if self._lead.is_starting and said.run == self._lead.run:
+        if self._lead.role.is_starting and said.run == self._lead.role.run:
             self._lead.launch.early.append((node, said))
-        elif self._lead.is_rank_of(node, said.run, said.rank) and self._lead.session is not None:
-            await self._lead.session.feed(d.RankEnded(said.rank, said.clean, said.why, said.memory))
+        elif self._lead.is_rank_of(node, said.run, said.rank) and self._lead.role.session is not None:
+            await self._lead.role.session.feed(d.RankEnded(said.rank, said.clean, said.why, said.memory))
 
     async def hosted(self, node: str, hosted: m.PeerHosted) -> None:
         """Another node's agent hosts a rank, for the first time or again, or refuses to."""
         self._lead.launch.forget_exits(node)
-        if not self._lead.is_rank_of(node, hosted.run, hosted.rank) or self._lead.session is None:
+        if not self._lead.is_rank_of(node, hosted.run, hosted.rank) or self._lead.role.session is None:
             return
         if not hosted.field:
-            self._lead.give_copy(self._lead.session, node)
+            self._lead.give_copy(self._lead.role.session, node)
         else:
             problem = run_file.with_remedy(hosted.problem, hosted.field, node)
             why = f"cannot be hosted again: {hosted.field}: {problem}"
-            await self._lead.session.feed(d.RankEnded(hosted.rank, False, why))
+            await self._lead.role.session.feed(d.RankEnded(hosted.rank, False, why))
 
     def read(self, reading: m.HostReading) -> None:
         """Another node's agent reports how its machine is."""
@@ -131,7 +127,7 @@ class PeerEvents:
 
     def slept(self, node: str, seconds: float, woke_at: float) -> None:
         """A node's machine has slept; its agent repeats this for a while."""
-        session = self._lead.session
+        session = self._lead.role.session
         if session is None or self._woke.get(node) == woke_at:
             return
         self._woke[node] = woke_at
@@ -142,7 +138,7 @@ class PeerEvents:
     async def superseded(self, refusal: m.PeerRefusal) -> None:
         """Another node knows a newer term of the run that this agent leads: no more steps are made, until the one
         that leads it greets this agent. If it has ended there, it has ended."""
-        if refusal.run is None or refusal.run != self._lead.run or self._lead.is_starting:
+        if refusal.run is None or refusal.run != self._lead.role.run or self._lead.role.is_starting:
             return
         self._lead.superseded = refusal.text
         if refusal.state in ("finished", "stopped"):  # a node alone may hold a run for failed that continues
@@ -150,7 +146,7 @@ class PeerEvents:
 
     def in_touch(self, node: str, why: str) -> None:
         """Another node's agent is unreachable (`why`), or in touch again (empty)."""
-        session = self._lead.session
+        session = self._lead.role.session
         if session is not None and node in self._lead.remote(session).values():
             heard = e.NodeState(node, "silent" if why else "in-touch", why)
             severity: m.Severity = "warning" if why else "info"

@@ -14,11 +14,12 @@ from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.rank_ports import LocalRank
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.node_agent.transport.publisher import Publisher
+from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.protocol.security.keyring import Credentials
+from trainctl.protocol.security.keyring import Credentials, Keyring
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,15 @@ class AgentContext:
     def late_events(self) -> LateEvents:
         """Events of runs that other nodes led."""
         return LateEvents(self.db)
+
+    @property
+    def keys(self) -> Keyring | None:
+        """Return what other agents are asked with; None: no keys are used."""
+        return self.authenticator.keyring if self.authenticator is not None else None
+
+    def client(self, address: str, timeout_seconds: float) -> Client:
+        """Return a client of another agent."""
+        return Client(address, timeout_seconds=timeout_seconds, keys=self.keys, context=self.zmq_context)
 
     def rank(self, paths: RunPaths, rank: int) -> LocalRank:
         """A rank on this machine."""

@@ -15,7 +15,6 @@ from trainctl.node_agent.work.checkpoint_files import Chosen
 from trainctl.node_agent.work.dealer import Dealer
 from trainctl.node_agent.work.journal import JOURNAL_NAME, Journal, Opened, OpenedWork, WorkingNode
 from trainctl.node_agent.work.worker_host import WorkerHost, work_directory
-from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
@@ -137,7 +136,7 @@ class WorkLead:
         if led or order is None or address is None:
             return own
         try:
-            async with self._client(address) as client:
+            async with self._context.client(address, HOST_SECONDS) as client:
                 told = (await client.ask(WorksRequest, led=True)).works
         except TrainctlError:
             return own
@@ -315,14 +314,9 @@ class WorkLead:
         address = self._address_of(name)
         if address is None:
             return "not in the cluster file"
-        async with self._client(address) as client:
+        async with self._context.client(address, HOST_SECONDS) as client:
             field, said, problem = (await client.reply_to(order)).problem.rpartition(": ")
             return f"{field}{said}{run_file.with_remedy(problem, field, name)}"
-
-    def _client(self, address: str) -> Client:
-        authenticator = self._context.authenticator
-        keys = authenticator.keyring if authenticator is not None else None
-        return Client(address, timeout_seconds=HOST_SECONDS, keys=keys, context=self._context.zmq_context)
 
     async def deal(self, request: SliceRequest) -> SliceReply:
         """A node's report and its request for a slice. Raises sqlite3.Error if it can't be journaled; the node repeats

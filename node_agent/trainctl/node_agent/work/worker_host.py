@@ -138,10 +138,7 @@ class WorkerHost:
                 return
             address = self._address_of(order.lead)
             assert address is not None
-            authenticator = self._context.authenticator
-            keys = authenticator.keyring if authenticator is not None else None
-            shared = self._context.zmq_context
-            async with Client(address, timeout_seconds=ASK_SECONDS, keys=keys, context=shared) as client:
+            async with self._context.client(address, ASK_SECONDS) as client:
                 folder = received_names.below(paths.directory, "checkpoint")
                 ask: AskLead = client.reply_to
                 await self._fetch(order, folder, client, ask)
