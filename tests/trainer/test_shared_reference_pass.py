@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainctl.node_agent.work.dealer import Slice
-from trainctl.node_agent.work.reference_pass import ReferencePass
+from trainctl.node_agent.work.reference import ReferencePass
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import ReferenceSlice
 from trainctl.trainer import reference

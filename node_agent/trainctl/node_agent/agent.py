@@ -50,7 +50,7 @@ from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.node_agent.transport import bind, parent_watch
 from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.node_agent.work.reference_lead import ReferenceLead
+from trainctl.node_agent.work.reference import ReferenceLead
 from trainctl.node_agent.work.work_lead import WorkLead
 from trainctl.node_agent.work.worker_host import WorkerHost
 from trainctl.protocol import messages as m

@@ -35,7 +35,8 @@ def test_a_late_word_on_the_lead_s_record_is_no_order_of_a_replaced_lead(tmp_pat
     paths, port = RunPaths(tmp_path / "run-1"), Port()
     paths.directory.mkdir()
     with RunDb(paths, resumable=False) as recorder:
-        followed = FollowedRank(FollowedRun("run-1", 1, "a", "x:1"), config(), paths, recorder, port, "b", 0.0)
+        known = FollowedRun("run-1", 1, "a", "x:1")
+        followed = FollowedRank(known, config(), paths, recorder, port, node="b", started_at=0.0)
         followed.see(m.Generation(1, 3))
         late = msgspec.structs.replace(plan(7, m.Generation(1, 2)), kind="checkpoint", recorded=recorded)
         assert asyncio.run(followed.obey(late)) is is_obeyed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainctl.node_agent.work.dealer import Slice
-from trainctl.node_agent.work.reference_pass import ReferenceJournal, ReferencePass, UnitSizes
+from trainctl.node_agent.work.reference import ReferenceJournal, ReferencePass, UnitSizes
 
 
 def sizes(counts: list[int]) -> UnitSizes:

@@ -187,7 +187,7 @@ class Votes:
 
     async def answer(self, claimant: str, address: str, claim: m.PeerClaim) -> m.PeerConsent:
         """The answer to the claimant, whose agent takes requests at `address`; its link and number are still open."""
-        takes_part = self._active is not None
+        takes_part = self._role.active_run is not None
         said = m.PeerConsent(link="", seq=0, run=claim.run, term=claim.term, hosted=self._hosted)
         refusal, items = self._objection(claimant, claim), list[m.Kept]()
         try:
@@ -216,18 +216,12 @@ class Votes:
         return msgspec.structs.replace(said, items=tuple(map(codec.encode, items)))
 
     @property
-    def _active(self) -> str | None:
-        """The run that this node takes part in."""
-        followed = self._role.followed
-        return self._role.run or (followed.run if followed is not None else None)
-
-    @property
     def _hosted(self) -> m.HostedRank | None:
         return self._role.followed.hosted if self._role.followed is not None else None
 
     def _objection(self, claimant: str, claim: m.PeerClaim) -> str:
         """Why this node doesn't consent, empty if it does; from then on to no one else in that term."""
-        active = self._active
+        active = self._role.active_run
         if claimant not in self._context.cluster.nodes:
             return f"{self._node} has no node {claimant} in its cluster"
         if active is not None and claim.resume:

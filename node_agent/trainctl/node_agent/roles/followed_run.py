@@ -35,9 +35,9 @@ class FollowedRank:
         paths: RunPaths,
         recorder: RunDb,
         port: RankPort,
+        *,
         node: str,
         started_at: float,
-        *,
         adopted: bool = False,
         simulated: bool = False,
     ) -> None:

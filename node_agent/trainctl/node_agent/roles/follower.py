@@ -64,28 +64,31 @@ class Follower:
             await self._greet(identity, message)
         elif (lead := await self._links.judge(identity, message)) is not None:
             if isinstance(message, m.PeerPing):
-                self._context.late_events.remove(lead, message.taken)
-                ranks = self._hosting.hosted_for(lead)
-                if ranks:
-                    self._pinged = time.monotonic(), message.round_trip_seconds
-                sleep = self.sleep_clock.reported(time.monotonic())
-                beat = m.PeerBeat(
-                    link="",
-                    seq=0,
-                    ranks=ranks,
-                    loop_lag_seconds=self.loop_lag_seconds,
-                    host=self.host_reading if ranks else None,
-                    sent_monotonic=message.sent_monotonic,
-                    leaving=self._role.leaving,
-                    slept_seconds=sleep.seconds if sleep is not None else 0.0,
-                    woke_at=sleep.woke_at if sleep is not None else 0.0,
-                    late=self._context.late_events.for_lead(lead),
-                )
-                await self._links.beat(lead, beat)
-                if message.yields and ranks:
-                    self._lead.transfer.succeed()
+                await self._beat(lead, message)
             else:
                 self._orders.put_nowait((lead, message))
+
+    async def _beat(self, lead: str, ping: m.PeerPing) -> None:
+        self._context.late_events.remove(lead, ping.taken)
+        ranks = self._hosting.hosted_for(lead)
+        if ranks:
+            self._pinged = time.monotonic(), ping.round_trip_seconds
+        sleep = self.sleep_clock.reported(time.monotonic())
+        beat = m.PeerBeat(
+            link="",
+            seq=0,
+            ranks=ranks,
+            loop_lag_seconds=self.loop_lag_seconds,
+            host=self.host_reading if ranks else None,
+            sent_monotonic=ping.sent_monotonic,
+            leaving=self._role.leaving,
+            slept_seconds=sleep.seconds if sleep is not None else 0.0,
+            woke_at=sleep.woke_at if sleep is not None else 0.0,
+            late=self._context.late_events.for_lead(lead),
+        )
+        await self._links.beat(lead, beat)
+        if ping.yields and ranks:
+            self._lead.transfer.succeed()
 
     def lead_of(self, message: m.ToPeer) -> str | None:
         """The node that a message claims to be of, None for one of no conversation that is known here."""
@@ -104,8 +107,6 @@ class Follower:
             await self._links.refuse(identity, hello.link, "busy", f"{self._node} is about to lead {hello.run}")
             return
         followed, over = self.followed, self._is_over(hello)
-        hosted = self._hosting.hosted_for(hello.lead)
-        ranks = hosted if over is None else (*hosted, over[0])
         welcome = m.PeerWelcome(
             link=hello.link,
             node=self._node,
@@ -113,7 +114,7 @@ class Follower:
             live_address=self._context.live_address,
             version=self._context.version,
             generation=self._db.generation,
-            ranks=ranks,
+            ranks=(*self._hosting.hosted_for(hello.lead), *((over[0],) if over is not None else ())),
             devices=await asyncio.to_thread(read_devices),
             leaving=self._role.leaving,
             machine=core_pool(),
@@ -137,11 +138,12 @@ class Follower:
                 await self.step_down(hello.lead, hello.address)
             except RefusedError:
                 return False
-        followed = self.followed
-        of_it = self._role.run in (None, hello.run) and (followed is None or followed.run == hello.run)
-        if told is not None and hello.run is not None and of_it:
+        if told is None or hello.run is None:
+            return True
+        if self._role.active_run in (None, hello.run):
             self._db.saw(told)
-        if followed is not None and followed.run == hello.run and told is not None:
+        followed = self.followed
+        if followed is not None and followed.run == hello.run:
             newer = told.term > followed.generation.term
             moved = hello.lead == followed.known.lead and hello.address != followed.known.address
             if newer:
@@ -186,9 +188,10 @@ class Follower:
             match order:
                 case m.PeerHost():
                     field, problem = await self._hosting.host(lead, self._links.address(lead), order)
-                    hosted = self.followed.hosted if self.followed is not None and not field else None
                     said = m.PeerHosted(link="", seq=0, run=order.run, rank=order.rank, field=field, problem=problem)
-                    await self._links.answer(lead, msgspec.structs.replace(said, hosted=hosted))
+                    if self.followed is not None and not field:
+                        said = msgspec.structs.replace(said, hosted=self.followed.hosted)
+                    await self._links.answer(lead, said)
                     if self.followed is not None and not field:  # an exit reported before is taken for an older one's
                         self.followed.told_ending = False
                 case m.PeerRelay():
@@ -200,7 +203,8 @@ class Follower:
                 case m.PeerKeep():
                     await self._keep(lead, order)
                 case m.PeerClaim():
-                    await self._answer_claim(lead, order)
+                    consent = await self._votes.answer(lead, self._links.address(lead), order)
+                    await self._links.answer(lead, consent)
 
     async def _keep(self, lead: str, kept: m.PeerKeep) -> None:
         """Keep the lead's items. Those of a conversation that is over are dropped: they are sent again, after what this
@@ -218,24 +222,26 @@ class Follower:
         for command in commands:
             await self._lead.journal.settle(command)
 
-    async def _answer_claim(self, claimant: str, claim: m.PeerClaim) -> None:
-        said = await self._votes.answer(claimant, self._links.address(claimant), claim)
-        await self._links.answer(claimant, said)
-
     async def _hand_over(self, claimant: str, address: str, term: int) -> None:
         await self.step_down(claimant, address)
         followed = self.followed  # none where this node has no rank: then it keeps no record of the run any more
         if followed is not None and followed.known.lead == claimant:
             followed.hand_over(term)
 
+    def _hosted(self, lead: str, run: str, rank: int) -> FollowedRank | None:
+        """The rank that is hosted here, if it is this one for this lead."""
+        followed = self.followed
+        is_it = followed is not None and followed.known.is_same(FollowedRun(run, rank, lead, ""))
+        return followed if is_it else None
+
     async def _relay(self, lead: str, relay: m.PeerRelay) -> None:
-        followed, order = self.followed, relay.order
-        wanted = FollowedRun(order.run, relay.rank, lead, "")
-        if followed is None or not followed.known.is_same(wanted):
+        order = relay.order
+        followed = self._hosted(lead, order.run, relay.rank)
+        if followed is None:
             text = f"{self._node} hosts no rank {relay.rank} of {order.run} for {lead}"
             if not isinstance(order, m.Leave):
                 await self._links.object(lead, "busy", text)
-            elif order.run not in (self._role.run, followed.run if followed is not None else None):
+            elif order.run != self._role.active_run:
                 await self._tell_unknown(lead, order.run, relay.rank)
         elif await followed.obey(order):
             self._db.saw(followed.generation)
@@ -244,19 +250,18 @@ class Follower:
             await self._links.object(lead, "older-term", text)
 
     async def _end(self, lead: str, end: m.PeerEnd) -> None:
-        followed = self.followed
-        if followed is not None and followed.known.is_same(FollowedRun(end.run, end.rank, lead, "")):
+        followed = self._hosted(lead, end.run, end.rank)
+        if followed is not None:
             await followed.end(end.state, end.reason)
             await self.watch()
-        elif end.run not in (self._role.run, followed.run if followed is not None else None):
+        elif end.run != self._role.active_run:
             await self._tell_unknown(lead, end.run, end.rank)  # its lead may wait for it to end
 
     async def _wish(self, lead: str, wish: m.PeerTrainer) -> None:
-        followed = self.followed
-        if followed is None or not followed.known.is_same(FollowedRun(wish.run, wish.rank, lead, "")):
+        followed = self._hosted(lead, wish.run, wish.rank)
+        if followed is None:
             await self._tell_unknown(lead, wish.run, wish.rank)
-            return
-        if wish.wish == "kill":
+        elif wish.wish == "kill":
             await followed.port.kill()
         elif self._role.own_drain is not None:
             followed.told_ending = False  # the rank has not started: its end is reported once more

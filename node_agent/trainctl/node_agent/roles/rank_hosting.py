@@ -32,18 +32,13 @@ class RankHosting:
     def __init__(self, context: AgentContext, role: AgentRole) -> None:
         self._context, self._node, self._db, self._role = context, context.node, context.db, role
 
-    @property
-    def followed(self) -> FollowedRank | None:
-        """The rank that is hosted here."""
-        return self._role.followed
-
     async def host(self, lead: str, address: str, wanted: m.PeerHost) -> tuple[str, str]:
         """Start the rank's trainer; gives the field that stands against it and what is wrong, or two empty strings."""
         known = FollowedRun(wanted.run, wanted.rank, lead, address)
-        ending = self.followed
+        ending = self._role.followed
         if ending is not None and ending.wanted is not None:
-            await self._role.wait_while(lambda: self.followed is ending, ENDING_SECONDS)
-        if self.followed is not None and self.followed.known.is_same(known):
+            await self._role.wait_while(lambda: self._role.followed is ending, ENDING_SECONDS)
+        if self._role.followed is not None and self._role.followed.known.is_same(known):
             return "", ""  # asked again, for the answer was lost
         try:
             self._check_free()
@@ -61,8 +56,8 @@ class RankHosting:
 
     def _check_free(self) -> None:
         self._role.check_no_work()
-        if self.followed is not None:
-            text = f"hosts {self.followed.run} for {self.followed.known.lead}; one run at a time"
+        if self._role.followed is not None:
+            text = f"hosts {self._role.followed.run} for {self._role.followed.known.lead}; one run at a time"
             raise InvalidInputError("run", text)
         if self._role.is_busy:
             raise InvalidInputError("run", f"leads {self._role.run or 'a run that is starting'}; one run at a time")
@@ -105,7 +100,7 @@ class RankHosting:
             if is_new:
                 self._db.add_run(known.run, config.run.name, time.time())
             self._db.follow(known)
-            followed = self._followed(known, config, paths, recorder, time.time())
+            followed = self._followed(known, config, paths, recorder, started_at=time.time(), adopted=False)
             followed.port.start(checkpoint)
             undo.pop_all()
         return followed
@@ -127,26 +122,25 @@ class RankHosting:
         paths = RunPaths(row.directory)
         config, recorder = run_file.read(paths.run_file), RunDb(paths, resumable=False)
         try:
-            followed = self._followed(known, config, paths, recorder, row.started_at, adopted=True)
+            followed = self._followed(known, config, paths, recorder, started_at=row.started_at, adopted=True)
         except InvalidInputError:
             recorder.close()
             raise
         self._take_up(followed)
 
     def _followed(
-        self,
-        known: FollowedRun,
-        config: RunFile,
-        paths: RunPaths,
-        recorder: RunDb,
-        started_at: float,
-        *,
-        adopted: bool = False,
+        self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunDb, *, started_at: float, adopted: bool
     ) -> FollowedRank:
-        port = self._context.rank(paths, known.rank)
-        simulated = self._context.supervisor.is_simulated
         return FollowedRank(
-            known, config, paths, recorder, port, self._node, started_at, adopted=adopted, simulated=simulated
+            known,
+            config,
+            paths,
+            recorder,
+            self._context.rank(paths, known.rank),
+            node=self._node,
+            started_at=started_at,
+            adopted=adopted,
+            simulated=self._context.supervisor.is_simulated,
         )
 
     def _take_up(self, followed: FollowedRank) -> None:
@@ -155,7 +149,7 @@ class RankHosting:
 
     def release(self) -> tuple[KnownRun, FollowedRun]:
         """Let go of the rank that is followed, for this agent is to lead its run; the trainer stays as it is."""
-        followed = self.followed
+        followed = self._role.followed
         assert followed is not None
         row = self._db.known_run(followed.run)
         assert row is not None
@@ -182,12 +176,12 @@ class RankHosting:
 
     def close(self) -> None:
         """Let the record go; the trainer stays as it is, for the next agent of this node."""
-        if self.followed is not None:
-            self.followed.close()
+        if self._role.followed is not None:
+            self._role.followed.close()
 
     def hosted_for(self, lead: str) -> tuple[m.HostedRank, ...]:
         """Return what that node's agent is given of it."""
-        followed = self.followed
+        followed = self._role.followed
         return (followed.hosted,) if followed is not None and followed.known.lead == lead else ()
 
 

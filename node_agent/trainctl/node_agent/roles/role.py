@@ -221,6 +221,11 @@ class AgentRole:
         return not isinstance(self._now, Idle | Following)
 
     @property
+    def active_run(self) -> str | None:
+        """The run that this node takes part in."""
+        return self._now.rank.run if isinstance(self._now, Following) else self.run
+
+    @property
     def run(self) -> str | None:
         """The run that is led, or about to be."""
         match self._now:

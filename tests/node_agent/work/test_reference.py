@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from trainctl.node_agent.conductor import events as d
-from trainctl.node_agent.work.reference_lead import PART_VALUES, ReferenceLead
+from trainctl.node_agent.work.reference import PART_VALUES, ReferenceLead
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.record.paths import RunPaths
