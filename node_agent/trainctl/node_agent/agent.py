@@ -47,8 +47,7 @@ from trainctl.node_agent.services.service_file import GRACE_SECONDS
 from trainctl.node_agent.services.spot_notice import SpotNotice
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
-from trainctl.node_agent.transport import bind, parent_watch
-from trainctl.node_agent.transport.mdns import Advertisement
+from trainctl.node_agent.transport import bind
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.node_agent.work.reference import ReferenceLead
 from trainctl.node_agent.work.work_lead import WorkLead
@@ -61,6 +60,7 @@ from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.config.names import agent_address, node_directory, runtime_directory
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.machine.discovery import Advertisement
 from trainctl.protocol.record.paths import runs_directory
 from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets
@@ -116,7 +116,7 @@ class Agent:
                 "--name", f"{node!r} is not a node name: use lower-case letters, digits, '.', '_' and '-'"
             )
         if options.watches_parent:
-            parent_watch.check()
+            bind.check_parent()
         self._options = options
         self.directory = node_directory(node, state_root)
         listen = bind.numeric(listen if listen is not None else agent_address(self.directory))
@@ -433,7 +433,7 @@ class Agent:
 
     async def _watch_parent(self) -> None:
         """Leave a while after the run has ended, so that its watchers hear how."""
-        await parent_watch.let_go()
+        await bind.parent_gone()
         idle_since: float | None = None
         async for _ in _every(WATCH_SECONDS):
             if self._is_busy:

@@ -144,7 +144,7 @@ class DrainingNodes:
             return None
         self._stopped = session.run
         text = "all nodes with a rank are shutting down: the run stops with a checkpoint and can be resumed"
-        session.note(d.Happened(e.Notice(text), "warning", "auto", session.conductor.progress.step))
+        session.happened(e.Notice(text), "warning")
         id = f"{secrets.token_hex(4)}-drain"
         return d.Proposed(id, "stop", verbs.Stop(), "auto", None, None, text)
 

@@ -85,7 +85,7 @@ class Lead:
         late_notes = LateNotes(context.node, self._db, context.publisher.publish, role, guests)
         self._peer_events = PeerEvents(context, self, alerts.read, late_notes.take)
         self.peers = Peers(context.zmq_context, others, self._peer_events, context.credentials)
-        self.launch = Launch(context, self.peers, self._name_run)
+        self.launch = Launch(context, self.peers, role.name)
         self._recovery = Recovery(context, self.peers, self._begin_again)
         self.transfer = Transfer(context, role, self.peers, self.launch, hosting, self.take_over)
         self._draining = DrainingNodes(context, role, self.peers)
@@ -108,7 +108,9 @@ class Lead:
         """Start a new run, or an old one again. Raises InvalidInputError or RefusedError; leaves nothing then."""
         if command.node not in (None, self._context.node):
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
-        await self._see_off_ending_run()
+        ending = self.session
+        if ending is not None and ending.conductor.final is not None:  # over but for its trainers' exit
+            await self.role.wait_while(lambda: self.session is ending, ENDING_SECONDS)
         if self.session is not None:
             why = "is active" if self.session.conductor.final is None else "is still ending; try again in a moment"
             raise InvalidInputError("run", f"{self.session.run} {why} (one run at a time)")
@@ -119,7 +121,7 @@ class Lead:
         self.role.start(args.resume)
         waited = self.role.waiting
         try:
-            run = await self._begin(self._old(command, args) if args.resume is not None else self._new(command, args))
+            run = await self._begin(self._opening(command, args))
         except (InvalidInputError, RefusedError, OSError):
             if self.role.is_starting:
                 self.role.finish()
@@ -130,21 +132,17 @@ class Lead:
             await self.journal.fail_open("another run was started instead", waited.run)
         return run
 
-    async def _new(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
-        if args.branch is not None:
+    async def _opening(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
+        if args.resume is None and args.branch is not None:
             return await self.launch.branch(args, command)
-        return await self.launch.new(run_file.parse(args.config or {}, "config"), command)
-
-    async def _old(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
+        if args.resume is None:
+            return await self.launch.new(run_file.parse(args.config or {}, "config"), command)
         taken = await self._adoption.take(command, args)
         opening = await self.launch.old(
-            args.resume or "", command.id, command.by, taken.without, from_step=args.from_step, steps=args.steps
+            args.resume, command.id, command.by, taken.without, from_step=args.from_step, steps=args.steps
         )
         opening.conductor.leave_out(taken.without)
         return opening._replace(notices=(*taken.notices, *opening.notices))
-
-    def _name_run(self, run: str) -> None:
-        self.role.name(run)
 
     async def _begin(self, opened: Awaitable[restore.Opening]) -> str:
         try:
@@ -155,22 +153,16 @@ class Lead:
         for event in opening.kept:
             self._context.publisher.publish(event)
         for notice in opening.notices:
-            session.note(d.Happened(e.Notice(notice), "warning", "auto", session.conductor.progress.step))
+            session.happened(e.Notice(notice), "warning")
         for remark in opening.remarks:
-            session.note(d.Happened(e.Notice(remark), "info", "auto", session.conductor.progress.step))
+            session.happened(e.Notice(remark))
         self._context.publisher.publish(session.view)
         for node in self.remote(session).values():
             self.give_copy(session, node)
         await session.start_trainers(opening.resume_from)
         for node, said in early:
-            await self._peer_events.say(node, said)
+            await self._peer_events.said(node, said)
         return session.run
-
-    async def _see_off_ending_run(self) -> None:
-        """A run that is over but for its trainers' exit is waited for, so that the next can follow it at once."""
-        session = self.session
-        if session is not None and session.conductor.final is not None:
-            await self.role.wait_while(lambda: self.session is session, ENDING_SECONDS)
 
     async def take_up(self, known: KnownRun) -> None:
         """Lead again a run that was active when the last agent of this node ended.
@@ -198,7 +190,7 @@ class Lead:
             for answer, returned in waited.early:
                 await self.heard(answer, returned=returned)
             for node, said in self.launch.done():
-                await self._peer_events.say(node, said)
+                await self._peer_events.said(node, said)
 
     @property
     def awaits(self) -> str | None:
@@ -214,10 +206,8 @@ class Lead:
         self.launch.check_nodes(opening)
         self._db.saw(opening.conductor.durable.generation)
         session = await self._go_on(opening, known)
-        change = e.LeadChanged(before, self._context.node, term)
-        handed_over = before in self.peers.links and self.peers.links[before].line.open
-        severity: m.Severity = "info" if handed_over else "warning"
-        session.note(d.Happened(change, severity, "auto", session.conductor.progress.step))
+        handed_over = self.peers.is_open(before)
+        session.happened(e.LeadChanged(before, self._context.node, term), "info" if handed_over else "warning")
         for link in self.peers.links.values():
             link.renew()
         if not handed_over:
@@ -228,7 +218,7 @@ class Lead:
     async def _go_on(self, opening: restore.Opening, known: KnownRun) -> Session:
         session = self._open(opening, known.started_at)
         for notice in opening.notices:
-            session.note(d.Happened(e.Notice(notice), "error", "auto", session.conductor.progress.step))
+            session.happened(e.Notice(notice), "error")
         await session.watch_trainers()
         await self.journal.conduct_again(session)
         return session
@@ -247,8 +237,7 @@ class Lead:
         ranks = restore.kept_ranks(RunPaths(known.directory))
         rank = next((rank for rank, node in ranks.items() if node == self._context.node), None)
         if session is not None:
-            change = e.LeadChanged(self._context.node, successor)
-            session.note(d.Happened(change, "info", "auto", session.conductor.progress.step))
+            session.happened(e.LeadChanged(self._context.node, successor))
             await session.copies.flush()
             await session.copies.close()  # from here to the end without a pause: a trainer always has its conductor
             if self.session is not session:
@@ -262,8 +251,7 @@ class Lead:
         link = self.peers.links.get(node)
         if link is not None and link.address != address and not link.line.open:
             if self.session is not None:
-                moved = e.NodeState(node, "moved", address)
-                self.session.note(d.Happened(moved, "info", node, self.session.conductor.progress.step))
+                self.session.happened(e.NodeState(node, "moved", address), "info", node)
             link.move(address)
 
     def give_copy(self, session: Session, node: str) -> None:
@@ -326,14 +314,10 @@ class Lead:
         await session.watch_trainers()
         await session.lacks(self.superseded or (self.peers.lacking() if self._context.cluster.quorum else ""))
         await self._give_up_lost(session)
-        await self._drain(session)
-        await session.tick()
-
-    async def _drain(self, session: Session) -> None:
-        """Have the ranks of nodes that leave do so."""
         stop = await self._draining.watch(session)
         if stop is not None and session is self.session:
             self.journal.propose(stop)
+        await session.tick()
 
     async def _give_up_lost(self, session: Session) -> None:
         """The end of a run doesn't wait forever for a node that can't be reached; its trainer ends when it can."""
@@ -361,9 +345,8 @@ class Lead:
         self.role.close(waiting)
         if waiting is None:
             self._db.set_run_state(session.run, state, reason)
-            severity: m.Severity = "error" if state == "failed" else "good"
             ended = e.RunStateChanged("", state, step=session.conductor.progress.step)
-            session.note(d.Happened(ended, severity, "auto", session.conductor.progress.step))
+            session.happened(ended, "error" if state == "failed" else "good")
             # A run that goes back no more is still shown as one that starts.
             self._context.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
         self._alerts.ended(session)

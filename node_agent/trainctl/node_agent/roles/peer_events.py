@@ -42,7 +42,7 @@ class PeerEvents:
     ) -> None:
         """`read` is given other machines' readings; `late` is given events of runs that this node led, again and
         again until it has taken them."""
-        self._context, self._db, self._lead, self._read, self.late = context, context.db, lead, read, late
+        self._context, self._db, self._lead, self.read, self.late = context, context.db, lead, read, late
         self._boots: dict[str, str] = {}  # of the other nodes' agents, as last welcomed
         self._woke: dict[str, float] = {}  # when each node last woke, by its own clock
 
@@ -91,39 +91,29 @@ class PeerEvents:
         state: m.RunState = known.state if known is not None else "starting"
         await self._lead.peers.links[node].end_rank(hosted.run, hosted.rank, state, known.reason if known else "")
 
-    async def say(self, node: str, said: m.PeerAnswer | m.PeerExit) -> None:
-        """Again what was kept because its run wasn't open yet."""
-        await (self.answered(node, said) if isinstance(said, m.PeerAnswer) else self.exited(node, said))
-
-    async def answered(self, node: str, said: m.PeerAnswer) -> None:
-        """Take an answer of a trainer on another node."""
-        if self._lead.role.is_starting and said.answer.run == self._lead.role.run:
-            self._lead.launch.early.append((node, said))
-        else:
-            await self._lead.heard(said.answer, returned=said.returned, node=node)
-
-    async def exited(self, node: str, said: m.PeerExit) -> None:
-        """A trainer on another node has ended."""
-        if self._lead.role.is_starting and said.run == self._lead.role.run:
-            self._lead.launch.early.append((node, said))
-        elif self._lead.is_rank_of(node, said.run, said.rank) and self._lead.role.session is not None:
-            await self._lead.role.session.feed(d.RankEnded(said.rank, said.clean, said.why, said.memory))
+    async def said(self, node: str, said: m.PeerAnswer | m.PeerExit) -> None:
+        """Take what a trainer on another node says, or that it has ended; what comes too early is kept until its run is
+        open."""
+        lead, run = self._lead, said.answer.run if isinstance(said, m.PeerAnswer) else said.run
+        if lead.role.is_starting and run == lead.role.run:
+            lead.launch.early.append((node, said))
+        elif isinstance(said, m.PeerAnswer):
+            await lead.heard(said.answer, returned=said.returned, node=node)
+        elif lead.is_rank_of(node, run, said.rank) and lead.role.session is not None:
+            await lead.role.session.feed(d.RankEnded(said.rank, said.clean, said.why, said.memory))
 
     async def hosted(self, node: str, hosted: m.PeerHosted) -> None:
         """Another node's agent hosts a rank, for the first time or again, or refuses to."""
         self._lead.launch.forget_exits(node)
-        if not self._lead.is_rank_of(node, hosted.run, hosted.rank) or self._lead.role.session is None:
+        session = self._lead.role.session
+        if session is None or not self._lead.is_rank_of(node, hosted.run, hosted.rank):
             return
         if not hosted.field:
-            self._lead.give_copy(self._lead.role.session, node)
+            self._lead.give_copy(session, node)
         else:
             problem = run_file.with_remedy(hosted.problem, hosted.field, node)
             why = f"cannot be hosted again: {hosted.field}: {problem}"
-            await self._lead.role.session.feed(d.RankEnded(hosted.rank, False, why))
-
-    def read(self, reading: m.HostReading) -> None:
-        """Another node's agent reports how its machine is."""
-        self._read(reading)
+            await session.feed(d.RankEnded(hosted.rank, False, why))
 
     def slept(self, node: str, seconds: float, woke_at: float) -> None:
         """A node's machine has slept; its agent repeats this for a while."""
@@ -132,8 +122,7 @@ class PeerEvents:
             return
         self._woke[node] = woke_at
         if node in {setting.node for setting in session.conductor.durable.settings.ranks.values()}:
-            slept = e.NodeState(node, "slept", sleep_clock.in_words(seconds))
-            session.note(d.Happened(slept, "info", node, session.conductor.progress.step))
+            session.happened(e.NodeState(node, "slept", sleep_clock.in_words(seconds)), "info", node)
 
     async def superseded(self, refusal: m.PeerRefusal) -> None:
         """Another node knows a newer term of the run that this agent leads: no more steps are made, until the one
@@ -149,5 +138,4 @@ class PeerEvents:
         session = self._lead.role.session
         if session is not None and node in self._lead.remote(session).values():
             heard = e.NodeState(node, "silent" if why else "in-touch", why)
-            severity: m.Severity = "warning" if why else "info"
-            session.note(d.Happened(heard, severity, node, session.conductor.progress.step))
+            session.happened(heard, "warning" if why else "info", node)

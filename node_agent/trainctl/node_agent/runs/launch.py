@@ -233,7 +233,8 @@ class Launch:
         query = HostedRank(paths.directory.name, 0, None)
 
         async def ask(link: PeerLink) -> PeerConsent | None:
-            return await link.claim(0, query, QUERY_SECONDS) if await link.reached(REACH_SECONDS) else None
+            await link.welcome(REACH_SECONDS)
+            return await link.claim(0, query, QUERY_SECONDS)
 
         said = await asyncio.gather(*map(ask, links.values()))
         answers = {node: answer for node, answer in zip(links, said, strict=True) if answer is not None}

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from trainctl.node_agent.conductor.events import Happened
 from trainctl.node_agent.conductor.restarts import MIN_BACKOFF_SECONDS, STARTS, backoff_seconds
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
@@ -184,7 +183,7 @@ def absent(way: ResumePoint, out_seconds: Mapping[str, float]) -> Absent:
 def _tell(session: Session, absent: Collection[int], given_up: str) -> None:
     session.conductor.leave_out(dict.fromkeys(absent, "was unreachable or leaving when the run went back"))
     if given_up:
-        session.note(Happened(Notice(given_up), "warning", "auto", session.conductor.progress.step))
+        session.happened(Notice(given_up), "warning")
 
 
 class Backoff:

@@ -28,6 +28,7 @@ from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.messages.events import AnyEvent
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import LEAD_VIEW_KEY, VIEW_KEY
 from trainctl.protocol.wire.codec import encode_json
@@ -403,6 +404,10 @@ class Session:
         generation = self.conductor.durable.generation
         fields = {field.name: getattr(happened, field.name) for field in dataclasses.fields(happened)}
         self._publish(self.recorder.event(time.time(), **fields, generation=generation))
+
+    def happened(self, data: AnyEvent, severity: messages.Severity = "info", by: str = "auto") -> None:
+        """Keep and publish an event of the newest committed step."""
+        self.note(conductor_events.Happened(data, severity, by, self.conductor.progress.step))
 
     # ------------------------------------------------------------ keeping
 

@@ -25,7 +25,7 @@ from trainctl.node_agent.simulate.models import RealTime
 from trainctl.node_agent.simulate.simulated_rank import make_ranks
 from trainctl.node_agent.simulate.simulated_reports import device_reading
 from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE, HostedTrainer, TrainerSupervisor
-from trainctl.node_agent.transport import bind, parent_watch
+from trainctl.node_agent.transport import bind
 from trainctl.protocol import messages
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.config.names import agent_address, node_directory
@@ -216,7 +216,7 @@ class SimulatedAgents:
         if len(nodes) > MAX_NODES:
             raise InvalidInputError(f"{cluster}: nodes", f"{len(nodes)} are simulated, the maximum is {MAX_NODES}")
         if watches_parent:
-            parent_watch.check()
+            bind.check_parent()
         self._watches_parent = watches_parent
         self._trainers = SimulatedTrainers(cluster, seed=seed, parameters=parameters)
         self.agents = [
@@ -268,5 +268,5 @@ class SimulatedAgents:
 
     async def _watch_parent(self) -> None:
         if self._watches_parent:
-            await parent_watch.let_go()
+            await bind.parent_gone()
             self._stop()

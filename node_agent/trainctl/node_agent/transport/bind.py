@@ -1,11 +1,13 @@
-"""Resources that an agent takes for itself when it starts: its node's folder and its addresses."""
+"""Resources that an agent takes when it starts: its node's folder, its addresses, and the pipe to who started it."""
 
+import asyncio
 import contextlib
 import fcntl
 import os
 import resource
 import socket
 import stat
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -241,3 +243,26 @@ def numeric(address: str) -> str:
         host = socket.getaddrinfo(parts.hostname, None, socket.AF_INET)[0][4][0]
         return f"tcp://{host}:{parts.port}"
     return address
+
+
+def check_parent() -> None:
+    """Check that standard input can be watched for its end. Raises InvalidInputError if it is no pipe."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        mode = 0
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        raise InvalidInputError("--leash", "standard input is not a pipe")
+
+
+async def parent_gone() -> None:
+    """Return at the end of standard input, when no program holds it; what comes before it is thrown away."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer
+    )
+    try:
+        while await reader.read(4096):
+            pass
+    finally:
+        transport.close()

@@ -52,8 +52,7 @@ class PeerListener(Protocol):
 
     def hello(self, link: str) -> PeerHello: ...
     async def welcomed(self, node: str, welcome: PeerWelcome) -> None: ...
-    async def answered(self, node: str, answer: PeerAnswer) -> None: ...
-    async def exited(self, node: str, exited: PeerExit) -> None: ...
+    async def said(self, node: str, said: PeerAnswer | PeerExit) -> None: ...
     async def hosted(self, node: str, hosted: PeerHosted) -> None: ...
     async def superseded(self, refusal: PeerRefusal) -> None: ...
     def in_touch(self, node: str, why: str) -> None: ...
@@ -141,16 +140,11 @@ class PeerLink:
         finally:
             self._hosting = None
 
-    async def reached(self, seconds: float) -> bool:
-        """Wait for the agent's welcome; False if it can't be reached in time."""
+    async def welcome(self, seconds: float) -> PeerWelcome | None:
+        """Return what its agent says about its node, None if it can't be reached in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._welcomed.wait()
-        return self._welcomed.is_set()
-
-    async def welcome(self, seconds: float) -> PeerWelcome | None:
-        """Return what its agent says about its node, None if it can't be reached in time."""
-        await self.reached(seconds)
         return self.line.welcome
 
     async def claim(self, term: int, hosted: HostedRank, seconds: float, *, resume: bool = False) -> PeerConsent | None:
@@ -337,9 +331,7 @@ class PeerLink:
                 claiming = self._claiming
                 if claiming is not None and not claiming[1].done() and (message.refusal or message.term == claiming[0]):
                     claiming[1].set_result(message)
-            case PeerAnswer():
-                await self._lead.answered(self.node, message)
-            case PeerExit():
-                await self._lead.exited(self.node, message)
+            case PeerAnswer() | PeerExit():
+                await self._lead.said(self.node, message)
             case PeerRefusal():
                 pass  # ends the conversation: `Line.take`

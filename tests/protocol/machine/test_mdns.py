@@ -7,8 +7,8 @@ from typing import Any
 import zeroconf
 from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.transport.mdns import Advertisement
 from trainctl.protocol.machine import discovery
+from trainctl.protocol.machine.discovery import Advertisement
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.tui.cli import cluster
 
