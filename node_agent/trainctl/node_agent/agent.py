@@ -24,7 +24,7 @@ from trainctl.node_agent.calibration.calibration_host import CalibrationHost
 from trainctl.node_agent.calibration.link_meter import LinkMeter
 from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
 from trainctl.node_agent.clients.query_context import QueryContext
-from trainctl.node_agent.clients.router import Redirects, Replies, Router
+from trainctl.node_agent.clients.router import Replies, Router
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.copies.checkpoint_copies import CheckpointCopies
 from trainctl.node_agent.exporter.exporter import Exporter
@@ -213,7 +213,6 @@ class Agent:
         self._lead = Lead(context, self._role, self._hosting, self._alerts, replies.reply, self._guests, references)
         self._follower = Follower(context, self._role, self._hosting, self._lead, replies.reply)
         self._query_context = QueryContext(context, self._lead, self._follower, self._guests, self._alerts)
-        redirects = Redirects(context, self._lead, self._follower, self._alerts, self._query_context)
         self._worker_host = WorkerHost(context, self._role, self._query_context.address_of)
         self._work_lead = WorkLead(context, self._role, self._worker_host, self._query_context.address_of)
         self._profiles = StoredProfiles(self.node, self.directory)
@@ -221,18 +220,7 @@ class Agent:
         self._calibrations = CalibrationHost(
             context, self._role, self._profiles, links, self._guests.training, self._resolved
         )
-        self._router = Router(
-            self._control,
-            self._authenticator,
-            replies,
-            self._lead,
-            self._follower,
-            redirects,
-            self._query_context,
-            self._guests,
-            self._work_lead,
-            self._calibrations,
-        )
+        self._router = Router(replies, self._query_context, self._work_lead, self._calibrations)
         self._reader = self._options.reader or HostReader(self.node, self.directory)
         self._processes = ProcessMeter()
         self._caffeinate = Caffeinate()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainctl.node_agent.clients.fair_queue import Asker, FairQueue, Limits
+from trainctl.node_agent.clients.router import Asker, FairQueue, Limits
 
 LIMITS = Limits(at_once=4, at_once_of_viewers=2, at_once_of_caller=2, most=40, most_of_caller=8, most_bytes=4000)
 ASKERS = tuple(Asker(bytes([number]), "anna" if number < 3 else "bob", number > 3) for number in range(6))

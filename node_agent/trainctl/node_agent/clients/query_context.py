@@ -27,10 +27,12 @@ from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
     Alerts,
     AttendRequest,
+    Command,
     HostReading,
     NodeView,
     PeerView,
     RankStep,
+    Refusal,
     Refused,
     Reply,
     RunView,
@@ -38,6 +40,7 @@ from trainctl.protocol.messages import (
     Viewer,
 )
 from trainctl.protocol.messages.requests import Request
+from trainctl.protocol.messages.verbs import VERBS, StartRun, args_type
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.schema import refusing_damage
@@ -102,7 +105,7 @@ class QueryContext:
     def __init__(
         self, context: AgentContext, lead: Lead, follower: Follower, guests: GuestRuns, alerts: AlertService
     ) -> None:
-        self._context, self._lead, self._follower, self._guests = context, lead, follower, guests
+        self._context, self.lead, self.follower, self.guests = context, lead, follower, guests
         self.alerts = alerts
         self.publisher: Publisher = context.publisher
         self.presence = Presence()
@@ -127,7 +130,7 @@ class QueryContext:
         )
 
     def peer_views(self) -> tuple[PeerView, ...]:
-        return self._lead.peers.views
+        return self.lead.peers.views
 
     async def rename_run(self, run: str, name: str) -> None:
         """Give a run another name here. Raises InvalidInputError, or RefusedError if the disk takes none."""
@@ -155,7 +158,7 @@ class QueryContext:
         known = self.known(run)  # from here to `forget_run` without a pause: nobody resumes it meanwhile
         if known.state in ACTIVE_RUN_STATES or self.live_run(known.directory) is not None:
             raise InvalidInputError("run", f"{run} is active: stop it first with trainctl send stop --run {run}")
-        self._lead.role.check_no_work()
+        self.lead.role.check_no_work()
         unstarted.mark(known.directory)
         self._context.db.forget_run(run)
         await asyncio.to_thread(shutil.rmtree, known.directory, ignore_errors=True)
@@ -180,7 +183,7 @@ class QueryContext:
 
     def address_of(self, node: str) -> str | None:
         """Where another node's agent takes requests, None if the cluster has no such node."""
-        address = self._lead.peers.address(node)
+        address = self.lead.peers.address(node)
         if address is not None and self._context.keys is not None:
             self._context.keys.learn(address, self._context.cluster.nodes[node].key)  # it may have moved
         return address
@@ -199,15 +202,15 @@ class QueryContext:
 
     def led(self, directory: Path) -> Session | None:
         """The run in a directory if this agent leads it."""
-        session = self._lead.session
+        session = self.lead.session
         return session if session is not None and Path(session.view.directory) == directory else None
 
     def live_runs(self) -> tuple[LiveRun, ...]:
         """All runs that are active here, the hosted one first."""
-        session, followed, alerts = self._lead.session, self._follower.followed, self.alerts.view
+        session, followed, alerts = self.lead.session, self.follower.followed, self.alerts.view
         guests = tuple(
             LiveRun(one.view, one.last_step, tuple(one.parts.values()), self.alerts.view_of_guest(one.view.run))
-            for one in self._guests.live
+            for one in self.guests.live
         )
         if session is not None:
             return (LiveRun(session.view, session.last_step, tuple(session.rank_steps.values()), alerts), *guests)
@@ -215,18 +218,46 @@ class QueryContext:
 
     def run_directory(self, run: str | None) -> Path | None:
         """Return a run's folder by its id; for None the active run's, of several the hosted one's, else the newest."""
-        followed = self._follower.followed
+        followed = self.follower.followed
         if run is None and followed is not None:
             return followed.paths.directory
-        if run is None and self._lead.session is None and (guest := self._guests.find(None)) is not None:
+        if run is None and self.lead.session is None and (guest := self.guests.find(None)) is not None:
             return guest.paths.directory
-        return self._lead.directory(run)
+        return self.lead.directory(run)
 
-    def handed_over(self) -> FollowedRun | None:
+    def redirect(self, command: Command) -> Refusal | None:
+        """Return where a command about another node, or a run that one leads, should go; None: it is for this agent."""
+        verb, node = VERBS.get(command.verb), command.node
+        if verb is not None and verb.to_node and (verb.needs_node or node is not None):
+            address = self.lead.peers.address(node) if node is not None else None
+            if node is None or address is None:
+                return None
+            return self._not_lead(command, f"only {node} can do this; its agent is at {address}", node, address)
+        if self.alerts.knows(command):
+            return None
+        starts_run = args_type(command.verb) is StartRun
+        if self.follower.followed is not None:
+            known: FollowedRun | None = self.follower.followed.known
+        elif starts_run:
+            run = command.args.get("resume") or command.args.get("branch")
+            known = self._context.db.followed(run.partition("@")[0]) if isinstance(run, str) else None
+        else:
+            known = self._handed_over() if self.lead.role.run is None else None
+        if known is None or (starts_run and not self.lead.peers.is_open(known.lead)):
+            return None
+        text = f"{known.lead} leads {known.run}; its agent is at {known.address}"
+        return self._not_lead(command, text, known.lead, known.address)
+
+    def _not_lead(self, command: Command, text: str, node: str, address: str) -> Refusal:
+        entry = self._context.cluster.nodes.get(node)
+        key = entry.key if entry is not None else None
+        return Refusal(rid=command.rid, code="not-lead", text=text, lead=address, lead_key=key)
+
+    def _handed_over(self) -> FollowedRun | None:
         """The newest run of this node, if another one in touch leads it now and this one has no rank of it."""
         newest = next((known for known in self._context.db.runs() if known.kind == "hosted"), None)
         known = self._context.db.followed(newest.run) if newest is not None else None
-        is_led = known is not None and known.rank == NO_RANK and self._lead.peers.is_open(known.lead)
+        is_led = known is not None and known.rank == NO_RANK and self.lead.peers.is_open(known.lead)
         return known if is_led else None
 
     def led_elsewhere(self, run: str) -> str | None:

@@ -1,26 +1,18 @@
-"""The agent's ROUTER socket for requests: checks senders, gives each client its turn, and sends the answers.
-
-Commands for another node's agent, about a run that it leads or for that node by name, are redirected to it.
-"""
+"""The agent's ROUTER socket for requests: checks senders, gives each client its turn, and sends the answers."""
 
 import asyncio
 import contextlib
 import select
-from typing import Any, assert_never
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar, assert_never
 
 import zmq
 
-from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.calibration.calibration_host import CalibrationHost
 from trainctl.node_agent.clients import queries
-from trainctl.node_agent.clients.fair_queue import Asker, FairQueue, Limits
 from trainctl.node_agent.clients.query_context import QueryContext
-from trainctl.node_agent.guests.guest_runs import GuestRuns
-from trainctl.node_agent.records.agent_db import FollowedRun
-from trainctl.node_agent.roles.follower import Follower
-from trainctl.node_agent.roles.lead import Lead
-from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.work.work_lead import WorkLead
 from trainctl.protocol.errors import NotAuthorisedError, ProtocolError, RefusedError, VersionError
 from trainctl.protocol.messages import (
@@ -36,78 +28,137 @@ from trainctl.protocol.messages import (
     Refusal,
     ToPeer,
     WorkRequest,
-    verbs,
 )
 from trainctl.protocol.wire import codec, sockets
 
-
-class Redirects:
-    """Looks at what this agent leads, follows and has handed over."""
-
-    def __init__(
-        self, context: AgentContext, lead: Lead, follower: Follower, alerts: AlertService, query_context: QueryContext
-    ) -> None:
-        self._context, self._lead, self._follower = context, lead, follower
-        self._alerts, self._query_context = alerts, query_context
-
-    def of(self, command: Command) -> Refusal | None:
-        """Where a command should go, None where it is for this agent."""
-        verb = verbs.VERBS.get(command.verb)
-        if verb is not None and verb.to_node and (verb.needs_node or command.node is not None):
-            return self._to_node(command)
-        if self._alerts.knows(command):
-            return None
-        known = self._led_by(command)
-        if known is None or (_starts_run(command) and not self._lead.peers.is_open(known.lead)):
-            return None
-        text = f"{known.lead} leads {known.run}; its agent is at {known.address}"
-        return self._not_lead(command, text, known.lead, known.address)
-
-    def _led_by(self, command: Command) -> FollowedRun | None:
-        """The run that a command is about, if another node leads it."""
-        if (followed := self._follower.followed) is not None:
-            return followed.known
-        if _starts_run(command):
-            known = command.args.get("resume") or command.args.get("branch")
-            return self._context.db.followed(known.partition("@")[0]) if isinstance(known, str) else None
-        return self._query_context.handed_over() if self._lead.role.run is None else None
-
-    def _to_node(self, command: Command) -> Refusal | None:
-        address = self._lead.peers.address(command.node) if command.node is not None else None
-        if command.node is None or address is None:
-            return None
-        text = f"only {command.node} can do this; its agent is at {address}"
-        return self._not_lead(command, text, command.node, address)
-
-    def _not_lead(self, command: Command, text: str, node: str, address: str) -> Refusal:
-        entry = self._context.cluster.nodes.get(node)
-        key = entry.key if entry is not None else None
-        return Refusal(rid=command.rid, code="not-lead", text=text, lead=address, lead_key=key)
-
-
-def _starts_run(command: Command) -> bool:
-    return verbs.args_type(command.verb) is verbs.StartRun
-
-
+R = TypeVar("R")
 MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
 """Most requests of one client, and of all, that may be in progress or wait; further ones are refused."""
 MOST_BYTES = 16 * 1024 * 1024
 """Most bytes of these requests together."""
-QUESTIONS = Limits(16, 2, 4, MOST_ASKED_BY_ALL, MOST_ASKED, MOST_BYTES)
-COMMANDS = Limits(1, 1, 1, MOST_ASKED_BY_ALL, MOST_ASKED, MOST_BYTES)
 LOOK_SECONDS = 0.02
 """Seconds between looks at whether clients that read nothing read again."""
+
+
+class Asker(NamedTuple):
+    """Who sent a request."""
+
+    caller: bytes  # its connection, by which it is answered
+    key: str = ""  # empty: the agent uses no keys, and every connection is its user's
+    is_viewer: bool = False
+    descriptor: int = -1  # of the connection; -1: not known
+
+
+class Limits(NamedTuple):
+    """Limits on the requests under way at a time, and on how much is held with those that wait.
+
+    One key may have half of what all may hold, and all viewers together three quarters, so that neither leaves an
+    operator without room.
+    """
+
+    at_once: int
+    at_once_of_viewers: int
+    at_once_of_caller: int
+    most: int
+    most_of_caller: int
+    most_bytes: int
+
+
+class FairQueue(Generic[R]):
+    """Operators' requests come before viewers'; among them keys take turns, and among a key's its connections."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._waiting: dict[bool, dict[str, dict[bytes, deque[tuple[Asker, R, int]]]]] = {False: {}, True: {}}
+        self._under_way: Counter[Any] = Counter()
+        self._held: Counter[Any] = Counter()
+        self._bytes: Counter[Any] = Counter()
+
+    def enter(self, asker: Asker, request: R, size: int) -> bool:
+        """Take a request of so many bytes, to wait for its turn; return False if there is no room."""
+        limits, shares = self._limits, {"all": 1.0, "viewers": 0.75, asker.key: 0.5}
+        if self._held[asker.caller] >= limits.most_of_caller:
+            return False
+        for holder in _holders(asker):
+            share = shares.get(holder, 1.0)
+            if self._held[holder] >= share * limits.most or self._bytes[holder] + size > share * limits.most_bytes:
+                return False
+        self._count(asker, 1, size)
+        lines = self._waiting[asker.is_viewer].setdefault(asker.key, {})
+        lines.setdefault(asker.caller, deque()).append((asker, request, size))
+        return True
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether any request waits for its turn."""
+        return any(self._waiting.values())
+
+    def begin(self, may: Callable[[Asker], bool]) -> tuple[Asker, R, int] | None:
+        """The next request and its size, if one may begin now, of an asker that `may`; it must `leave` when it is
+        over."""
+        limits, at_once = self._limits, self._under_way
+        if at_once["all"] >= limits.at_once:
+            return None
+        for is_viewer, keys in self._waiting.items():
+            if is_viewer and at_once["viewers"] >= limits.at_once_of_viewers:
+                break
+            for key, lines in keys.items():
+                for caller, line in lines.items():
+                    if at_once[caller] < limits.at_once_of_caller and may(line[0][0]):
+                        return self._take(keys, key, caller, line)
+        return None
+
+    def _take(
+        self, keys: dict[str, dict[bytes, Any]], key: str, caller: bytes, line: deque[tuple[Asker, R, int]]
+    ) -> tuple[Asker, R, int]:
+        """Its key and its connection go to the end of their rows."""
+        taken = line.popleft()
+        lines = keys.pop(key)
+        del lines[caller]
+        if line:
+            lines[caller] = line
+        if lines:
+            keys[key] = lines
+        for holder in _holders(taken[0]):
+            self._under_way[holder] += 1
+        return taken
+
+    def leave(self, asker: Asker, size: int) -> None:
+        """A request that was begun is over."""
+        for holder in _holders(asker):
+            self._under_way[holder] -= 1
+        self._count(asker, -1, -size)
+        for counts in (self._under_way, self._held, self._bytes):
+            for holder in _holders(asker):
+                if not counts[holder]:
+                    del counts[holder]
+
+    def _count(self, asker: Asker, requests: int, size: int) -> None:
+        for holder in _holders(asker):
+            self._held[holder] += requests
+            self._bytes[holder] += size
+
+
+def _holders(asker: Asker) -> Iterator[Any]:
+    """Whose share a request is of. A key is 40 characters, or empty; a caller is bytes."""
+    yield from ("all", asker.key, asker.caller)
+    if asker.is_viewer:
+        yield "viewers"
+
+
+QUESTIONS = Limits(16, 2, 4, MOST_ASKED_BY_ALL, MOST_ASKED, MOST_BYTES)
+COMMANDS = Limits(1, 1, 1, MOST_ASKED_BY_ALL, MOST_ASKED, MOST_BYTES)
 
 
 class Replies:
     """Messages that go out by the socket for requests, once it is bound."""
 
     def __init__(self, control: Any, authenticator: Authenticator | None) -> None:
-        self._control, self._authenticator = control, authenticator
+        self.control, self.authenticator = control, authenticator
 
     async def reply(self, caller: bytes, reply: AgentReply | FromPeer) -> None:
         """Answer the client that asked, or whose conversation it is; one whose key was revoked gets no answer."""
-        identity = self._authenticator.reply_identity(caller) if self._authenticator is not None else caller
+        identity = self.authenticator.reply_identity(caller) if self.authenticator is not None else caller
         if identity is not None:
             await self.send(identity, reply)
 
@@ -121,7 +172,7 @@ class Replies:
         # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
         # the numbers.
         with contextlib.suppress(zmq.Again, zmq.ZMQError):
-            await self._control.send_multipart([identity, codec.encode(reply)], zmq.DONTWAIT)
+            await self.control.send_multipart([identity, codec.encode(reply)], zmq.DONTWAIT)
 
 
 def _has_room(descriptor: int) -> bool:
@@ -138,22 +189,11 @@ class Router:
     attached runs say is taken at once."""
 
     def __init__(
-        self,
-        control: Any,
-        authenticator: Authenticator | None,
-        replies: Replies,
-        lead: Lead,
-        follower: Follower,
-        redirects: Redirects,
-        source: QueryContext,
-        guests: GuestRuns,
-        work_lead: WorkLead,
-        calibrations: CalibrationHost,
+        self, replies: Replies, source: QueryContext, work_lead: WorkLead, calibrations: CalibrationHost
     ) -> None:
-        """`control` is bound already; `source` is what questions are answered from."""
-        self._control, self._authenticator, self._replies = control, authenticator, replies
-        self._lead, self._follower, self._redirects, self._source = lead, follower, redirects, source
-        self._guests, self._work_lead, self._calibrations = guests, work_lead, calibrations
+        """`source` is what questions are answered from."""
+        self._control, self._authenticator, self._replies = replies.control, replies.authenticator, replies
+        self._source, self._work_lead, self._calibrations = source, work_lead, calibrations
         self._pending: set[asyncio.Task[None]] = set()
         self._asked: FairQueue[Question] = FairQueue(QUESTIONS)
         self._ordered: FairQueue[Command] = FairQueue(COMMANDS)
@@ -172,7 +212,7 @@ class Router:
                 await self._replies.refuse(frames[0], sender.descriptor, _refusal(frames[-1], error))
                 continue
             if isinstance(request, ToPeer):
-                await self._follower.receive(asker.caller, request)
+                await self._source.follower.receive(asker.caller, request)
             elif not self._enter(asker, request, len(frames[1])):
                 text = "too many requests of yours, or of all clients, are unanswered: try again later"
                 refusal = Refusal(rid=request.rid, code="busy", text=text)
@@ -190,7 +230,7 @@ class Router:
             return Asker(caller, descriptor=sender.descriptor), request
         asker = Asker(caller, sender.public, rights.role == "viewer", sender.descriptor)
         if isinstance(request, ToPeer):
-            self._authenticator.check(sender.public, rights, request, self._follower.lead_of(request))
+            self._authenticator.check(sender.public, rights, request, self._source.follower.lead_of(request))
             return asker, request
         self._authenticator.check(sender.public, rights, request, None)
         return asker, self._authenticator.signed(rights, request)
@@ -222,7 +262,7 @@ class Router:
     async def _answer_request(self, asker: Asker, request: Question, size: int) -> None:
         try:
             if isinstance(request, GuestRequest):
-                reply: AgentReply = await self._guests.reply(request)
+                reply: AgentReply = await self._source.guests.reply(request)
             elif isinstance(request, WorkRequest):
                 reply = await self._work_lead.reply(request)
             elif isinstance(request, CalibrationRequest):
@@ -252,12 +292,12 @@ class Router:
                 continue
             asker, command, size = begun
             self._ordered.leave(asker, size)
-            redirect = self._redirects.of(command)
+            redirect = self._source.redirect(command)
             if redirect is not None:
                 await self._replies.reply(asker.caller, redirect)
                 continue
             try:
-                await self._lead.journal.take(asker.caller, command)
+                await self._source.lead.journal.take(asker.caller, command)
             except RefusedError as error:
                 await self._replies.reply(asker.caller, Refusal(rid=command.rid, code="busy", text=str(error)))
 
