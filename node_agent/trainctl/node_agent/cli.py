@@ -9,7 +9,7 @@ import shlex
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -27,11 +27,16 @@ from trainctl.protocol.machine.large_imports import import_large
 from trainctl.protocol.machine.standard_streams import exit_code, lossy_streams, open_closed
 from trainctl.protocol.record.paths import runs_directory
 
+if TYPE_CHECKING:
+    from trainctl.node_agent.agent import Options
+
 app = typer.Typer(
-    name="trainctl-agent", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    name="trainctl-agent",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="The node agent. It hosts this machine's trainers, and leads, records and publishes runs.",
-)  # fmt: skip
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -148,17 +153,21 @@ def run(
     nodes = _cluster_of(node, cluster)
     if listen is None and nodes.nodes:
         listen = nodes.nodes[node].address
-    hooks = _hooks(nodes, alert_command, alert_webhook)
-    at = _metrics_address(node, nodes, metrics, anyone=metrics_for_anyone)
-    advertise = advertise or nodes.advertise
+    import_large("trainctl.node_agent.agent")
+    from trainctl.node_agent.agent import Options
+
+    options = Options(
+        watches_parent=parent_watch,
+        hooks=_hooks(nodes, alert_command, alert_webhook),
+        metrics=_metrics_address(node, nodes, metrics, anyone=metrics_for_anyone),
+        advertise=advertise or nodes.advertise,
+        no_keys=no_keys,
+        drain_on_term=drain_on_term,
+        grace_seconds=grace,
+        spot_notice=_words(spot_notice_command, "--spot-notice-command"),
+    )
     # Not asyncio.run(), which waits for the loop's threads.
-    asyncio.Runner().run(
-        _serve(
-            node, listen, live, state, nodes, hooks, at, parent_watch=parent_watch, advertise=advertise,
-            no_keys=no_keys, stall_seconds=exit_if_stalled, drain_on_term=drain_on_term,
-            grace_seconds=grace, spot_notice=_words(spot_notice_command, "--spot-notice-command"),
-        )
-    )  # fmt: skip
+    asyncio.Runner().run(_serve(node, (listen, live), state, nodes, options, exit_if_stalled))
 
 
 def _name_others(node: str, state: Path | None) -> None:
@@ -218,12 +227,14 @@ def _cluster_of(node: str, path: Path | None) -> Cluster:
 
 
 async def _serve(
-    name: str, listen: str | None, live: str | None, state: Path | None, cluster: Cluster, hooks: AlertHooks,
-    metrics: ListenAddress | None, *, parent_watch: bool, advertise: bool, no_keys: bool, stall_seconds: float,
-    drain_on_term: bool, grace_seconds: float, spot_notice: tuple[str, ...],
-) -> None:  # fmt: skip
-    import_large("trainctl.node_agent.agent")
-    from trainctl.node_agent.agent import Agent, Options
+    name: str,
+    addresses: tuple[str | None, str | None],
+    state: Path | None,
+    cluster: Cluster,
+    options: "Options",
+    stall_seconds: float,
+) -> None:
+    from trainctl.node_agent.agent import Agent
     from trainctl.node_agent.services.supervision import at_work
     from trainctl.node_agent.transport import bind
     from trainctl.protocol.machine.process_title import set_title
@@ -231,12 +242,9 @@ async def _serve(
     set_title("agent", name)
     os.umask(os.umask(PRIVATE) | PRIVATE)  # records and tokens hold what the data say
     bind.allow_open_files()
-    options = Options(
-        parent_watch, hooks, metrics, advertise, no_keys=no_keys, drain_on_term=drain_on_term,
-        grace_seconds=grace_seconds, spot_notice=spot_notice,
-    )  # fmt: skip
     known = [entry.address for entry in cluster.nodes.values()]
-    async with Agent(name, listen, live, state, cluster, options) as agent, at_work(agent, stall_seconds):
+    agent_of_node = Agent(name, *addresses, state, cluster, options)
+    async with agent_of_node as agent, at_work(agent, stall_seconds):
         root = str((state or state_root()).absolute())
         with registered(name, agent.address, known, agent.public_key, root) as registration:
             agent.looks.append(registration.look)
