@@ -158,7 +158,6 @@ class Agent:
             self.stop()
 
     def _bind(self) -> zmq.asyncio.Socket:
-        """All that others can connect to; the socket for live messages."""
         if self._uses_keys:
             self._authenticator = Authenticator(self._keys, self._cluster, self.node, self._audit)
             self._authenticator.open(self._context)
@@ -176,7 +175,6 @@ class Agent:
         return live
 
     def _assemble(self, live: zmq.asyncio.Socket) -> None:
-        """The parts, and what they tell one another."""
         boot = secrets.token_hex(8)
         self.publisher = Publisher(live, boot)
         self._supervisor = self._options.trainers or TrainerSupervisor()

@@ -90,7 +90,6 @@ class Doctor:
             return await _apart(lambda: _disk(request.rid, folder))
 
     async def _is_named(self, wanted: _Named) -> bool:
-        """Return whether a run file on this node names the path, newest first."""
         files = tuple(self._run_files())  # here: the db is this thread's
         return await _apart(lambda: any(wanted in self._named_by(file) for file in files))
 

@@ -19,151 +19,111 @@ from trainctl.node_agent.clients.query_context import (
     run_paths,
 )
 from trainctl.node_agent.conductor.dry_run import dry_run
+from trainctl.protocol import messages
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import config_of, facts_of_record
 from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.protocol.messages import (
-    METRICS,
-    TRACE_PART_BYTES,
-    AgentReply,
-    AttendRequest,
-    Audit,
-    AuditRequest,
-    Diagnosis,
-    DiagnosisReply,
-    DiagnosisRequest,
-    DigestsRequest,
-    DiskRequest,
-    DryRun,
-    DryRunRequest,
-    EditRun,
-    Events,
-    EventsRequest,
-    FactsRequest,
-    GapFill,
-    GapRequest,
-    History,
-    HistoryRequest,
-    HookTest,
-    HookTestRequest,
-    Hosts,
-    HostsRequest,
-    LogPart,
-    LogRequest,
-    Pairs,
-    PairsRequest,
-    Policies,
-    PoliciesRequest,
-    PolicyStatus,
-    Query,
-    RecordRequest,
-    Refusal,
-    Reply,
-    RunEdited,
-    RunsRequest,
-    RunView,
-    Samples,
-    SamplesRequest,
-    SnapshotRequest,
-    StepProfiles,
-    StepProfilesRequest,
-    Steps,
-    StepsRequest,
-    TracePart,
-    TraceRequest,
-    Viewers,
-)
 from trainctl.protocol.messages.requests import Request
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.security import received_names
 
-R = TypeVar("R", bound=Reply)
+R = TypeVar("R", bound=messages.Reply)
 RecordQuery = (
-    HistoryRequest | EventsRequest | StepsRequest | HostsRequest | SamplesRequest | StepProfilesRequest | PairsRequest
+    messages.HistoryRequest
+    | messages.EventsRequest
+    | messages.StepsRequest
+    | messages.HostsRequest
+    | messages.SamplesRequest
+    | messages.StepProfilesRequest
+    | messages.PairsRequest
 )
 GAP_LIMIT = 400
 
 
-async def reply(request: Query, source: QueryContext) -> AgentReply:
+async def reply(request: messages.Query, source: QueryContext) -> messages.AgentReply:
     """The reply to a query, a refusal if there is no other."""
     try:
         return await _answer(request, source)
     except InvalidInputError as error:
         code: Any = {UnknownRunError: "unknown-run", UnknownRankError: "unknown-rank"}.get(type(error), "malformed")
-        return Refusal(rid=request.rid, code=code, text=str(error))
+        return messages.Refusal(rid=request.rid, code=code, text=str(error))
     except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
-        return Refusal(rid=request.rid, code="busy", text=f"{source.node} cannot answer now: {error}")
+        return messages.Refusal(rid=request.rid, code="busy", text=f"{source.node} cannot answer now: {error}")
 
 
-async def _answer(request: Query, source: QueryContext) -> AgentReply:
+async def _answer(request: messages.Query, source: QueryContext) -> messages.AgentReply:
     match request:
-        case SnapshotRequest():
+        case messages.SnapshotRequest():
             return await run_queries.snapshot(request, source)
-        case RunsRequest():
+        case messages.RunsRequest():
             return await run_queries.runs(request, source)
-        case GapRequest():
+        case messages.GapRequest():
             return _gap(request, source)
-        case RecordRequest():
+        case messages.RecordRequest():
             return await source.record_copies.part(request, run_paths(request.run, source))
-        case TraceRequest():
+        case messages.TraceRequest():
             return await _trace(request, source)
-        case PoliciesRequest():
+        case messages.PoliciesRequest():
             return await _policies(request, source)
-        case DryRunRequest():
+        case messages.DryRunRequest():
             return await _dry_run(request, source)
-        case DiagnosisRequest():
+        case messages.DiagnosisRequest():
             return await _diagnosis(request, source)
-        case LogRequest():
+        case messages.LogRequest():
             return await _log(request, source)
-        case AttendRequest():
-            return Viewers(rid=request.rid, viewers=source.presence.hear(request, time.monotonic(), time.time()))
-        case FactsRequest():
+        case messages.AttendRequest():
+            return messages.Viewers(
+                rid=request.rid, viewers=source.presence.hear(request, time.monotonic(), time.time())
+            )
+        case messages.FactsRequest():
             return await source.doctor.facts(request)
-        case DigestsRequest():
+        case messages.DigestsRequest():
             return await source.doctor.digests(request)
-        case DiskRequest():
+        case messages.DiskRequest():
             return await source.doctor.disk(request)
-        case AuditRequest():
-            return Audit(rid=request.rid, refused=source.refusals(request.limit))
-        case HookTestRequest():
-            return HookTest(rid=request.rid, outcomes=await source.alerts.test_hooks(request.rid))
-        case EditRun(run=run, name=name):
+        case messages.AuditRequest():
+            return messages.Audit(rid=request.rid, refused=source.refusals(request.limit))
+        case messages.HookTestRequest():
+            return messages.HookTest(rid=request.rid, outcomes=await source.alerts.test_hooks(request.rid))
+        case messages.EditRun(run=run, name=name):
             if name is None:
-                return RunEdited(rid=request.rid, freed_bytes=await source.remove_run(run))
+                return messages.RunEdited(rid=request.rid, freed_bytes=await source.remove_run(run))
             await source.rename_run(run, name)
-            return RunEdited(rid=request.rid, freed_bytes=0)
+            return messages.RunEdited(rid=request.rid, freed_bytes=0)
         case _:
             paths = run_paths(request.run, source)
             return await from_record(paths, lambda reader: _read(request, paths.directory.name, reader))
 
 
-def _read(request: RecordQuery, run: str, reader: RecordReader) -> AgentReply:
+def _read(request: RecordQuery, run: str, reader: RecordReader) -> messages.AgentReply:
     rid = request.rid
     match request:
-        case HistoryRequest():
+        case messages.HistoryRequest():
             return _history(request, reader)
-        case EventsRequest():
+        case messages.EventsRequest():
             events, more = reader.events(request.after_id, request.limit, request.newest)
-            return Events(rid=rid, run=run, events=tuple(events), more=more)
-        case StepsRequest():
+            return messages.Events(rid=rid, run=run, events=tuple(events), more=more)
+        case messages.StepsRequest():
             steps, more = reader.steps(request.after_step, request.limit)
-            return Steps(rid=rid, run=run, steps=tuple(steps), more=more)
-        case HostsRequest():
+            return messages.Steps(rid=rid, run=run, steps=tuple(steps), more=more)
+        case messages.HostsRequest():
             readings, last = reader.host_readings(request.after_row, request.limit)
-            return Hosts(rid=rid, run=run, readings=readings, last_row=last or request.after_row, more=last > 0)
-        case SamplesRequest():
+            return messages.Hosts(
+                rid=rid, run=run, readings=readings, last_row=last or request.after_row, more=last > 0
+            )
+        case messages.SamplesRequest():
             samples, last, more = reader.samples(request.after_row, request.limit, request.newest)
-            return Samples(rid=rid, run=run, samples=samples, last_row=last, more=more)
-        case StepProfilesRequest():
-            return StepProfiles(rid=rid, run=run, profiles=reader.newest_events(request.limit, kind="profile"))
-        case PairsRequest():
-            return Pairs(rid=rid, run=run, evaluations=reader.held_out_pairs(request.limit))
+            return messages.Samples(rid=rid, run=run, samples=samples, last_row=last, more=more)
+        case messages.StepProfilesRequest():
+            return messages.StepProfiles(rid=rid, run=run, profiles=reader.newest_events(request.limit, kind="profile"))
+        case messages.PairsRequest():
+            return messages.Pairs(rid=rid, run=run, evaluations=reader.held_out_pairs(request.limit))
 
 
-def _history(request: HistoryRequest, reader: RecordReader) -> History:
+def _history(request: messages.HistoryRequest, reader: RecordReader) -> messages.History:
     for metric in request.metrics:
         reader.check_metric(metric)
     first, last, columns = request.first_step, request.last_step, request.columns
@@ -172,25 +132,25 @@ def _history(request: HistoryRequest, reader: RecordReader) -> History:
         for metric in request.metrics
         for rank in reader.series_ranks(metric)
     )
-    return History(
+    return messages.History(
         rid=request.rid,
-        series=tuple(one for one in series if one.steps or one.metric in METRICS),
+        series=tuple(one for one in series if one.steps or one.metric in messages.METRICS),
         own_metrics=reader.own_metrics(),
         values_from=reader.values_from(),
     )
 
 
-def _gap(request: GapRequest, source: QueryContext) -> GapFill:
+def _gap(request: messages.GapRequest, source: QueryContext) -> messages.GapFill:
     kept = None
     if request.boot == source.publisher.boot:
         kept = source.publisher.again(request.first_seq, request.last_seq, GAP_LIMIT)
-    return GapFill(rid=request.rid, complete=kept is not None, messages=kept or ())
+    return messages.GapFill(rid=request.rid, complete=kept is not None, messages=kept or ())
 
 
 # ---------------------------------------------------------------- where another node's agent may know
 
 
-async def _ask_lead(view: RunView, request: Request[R], source: QueryContext) -> R:
+async def _ask_lead(view: messages.RunView, request: Request[R], source: QueryContext) -> R:
     """Return the reply of the agent that leads a run. Raises InvalidInputError if there is none."""
     try:
         return await source.ask(view.lead, msgspec.structs.replace(request, run=view.run))
@@ -198,7 +158,7 @@ async def _ask_lead(view: RunView, request: Request[R], source: QueryContext) ->
         raise InvalidInputError("run", f"{view.lead} leads {view.run}: {error}") from None
 
 
-async def _trace(request: TraceRequest, source: QueryContext) -> TracePart:
+async def _trace(request: messages.TraceRequest, source: QueryContext) -> messages.TracePart:
     if request.node == source.node:
         return await asyncio.to_thread(_read_trace, request, run_paths(request.run, source).directory)
     try:
@@ -207,22 +167,22 @@ async def _trace(request: TraceRequest, source: QueryContext) -> TracePart:
         raise InvalidInputError("node", f"{request.node}: {error}") from None
 
 
-def _read_trace(request: TraceRequest, directory: Path) -> TracePart:
+def _read_trace(request: messages.TraceRequest, directory: Path) -> messages.TracePart:
     try:
         with received_names.opened(directory, "profiles", request.file) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(min(request.offset_bytes, size))
-            data = file.read(TRACE_PART_BYTES)
+            data = file.read(messages.TRACE_PART_BYTES)
     except FileNotFoundError:
         problem = f"{request.node} no longer has {request.file}: only the newest traces are kept; profile again"
         raise InvalidInputError("file", problem) from None
     except OSError as error:
         problem = f"{request.node} can't read {request.file}: {error.strerror or error}"
         raise InvalidInputError("file", problem) from None
-    return TracePart(rid=request.rid, offset_bytes=request.offset_bytes, size_bytes=size, data=data)
+    return messages.TracePart(rid=request.rid, offset_bytes=request.offset_bytes, size_bytes=size, data=data)
 
 
-async def _policies(request: PoliciesRequest, source: QueryContext) -> Policies:
+async def _policies(request: messages.PoliciesRequest, source: QueryContext) -> messages.Policies:
     """Return what a run's policies see, by the agent that leads it, and their newest commands, by the record."""
     paths = run_paths(request.run, source)
     live, led, run = source.live_run(paths.directory), source.led(paths.directory), paths.directory.name
@@ -234,14 +194,13 @@ async def _policies(request: PoliciesRequest, source: QueryContext) -> Policies:
         return await _ask_lead(live.view, request, source)
     statuses = led.conductor.proposals.policy_statuses()
 
-    def read(reader: RecordReader) -> tuple[PolicyStatus, ...]:
+    def read(reader: RecordReader) -> tuple[messages.PolicyStatus, ...]:
         return tuple(msgspec.structs.replace(one, actions=reader.commands_by(AUTHOR + one.name)) for one in statuses)
 
-    return Policies(rid=request.rid, run=run, step=live.view.step, policies=await from_record(paths, read))
+    return messages.Policies(rid=request.rid, run=run, step=live.view.step, policies=await from_record(paths, read))
 
 
-async def _dry_run(request: DryRunRequest, source: QueryContext) -> DryRun:
-    """Return what a command would do, by the agent that leads the run."""
+async def _dry_run(request: messages.DryRunRequest, source: QueryContext) -> messages.DryRun:
     directory = run_paths(request.run, source).directory
     live, led = source.live_run(directory), source.led(directory)
     if live is None:
@@ -254,7 +213,7 @@ async def _dry_run(request: DryRunRequest, source: QueryContext) -> DryRun:
     return dry_run(led.conductor, request, time.monotonic())
 
 
-async def _diagnosis(request: DiagnosisRequest, source: QueryContext) -> DiagnosisReply:
+async def _diagnosis(request: messages.DiagnosisRequest, source: QueryContext) -> messages.DiagnosisReply:
     """Diagnose a run as it is now, by the agent that leads it, and else by the record."""
     paths, last_step = run_paths(request.run, source), request.last_step
     live, led = source.live_run(paths.directory), source.led(paths.directory) if last_step is None else None
@@ -263,14 +222,14 @@ async def _diagnosis(request: DiagnosisRequest, source: QueryContext) -> Diagnos
     facts = led.live_facts(source.alerts.view.alerts) if led is not None else None
     at = time.time() if led is not None else None
 
-    def read(reader: RecordReader) -> Diagnosis:
+    def read(reader: RecordReader) -> messages.Diagnosis:
         return diagnose(facts_of_record(reader, config_of(paths), live=facts, at=at, last_step=last_step))
 
     diagnosis = await from_record(paths, read)
-    return DiagnosisReply(rid=request.rid, run=paths.directory.name, live=led is not None, diagnosis=diagnosis)
+    return messages.DiagnosisReply(rid=request.rid, run=paths.directory.name, live=led is not None, diagnosis=diagnosis)
 
 
-async def _log(request: LogRequest, source: QueryContext) -> LogPart:
+async def _log(request: messages.LogRequest, source: QueryContext) -> messages.LogPart:
     paths = run_paths(request.run, source)
     file, run = paths.log(request.rank), paths.directory.name
 
@@ -282,12 +241,12 @@ async def _log(request: LogRequest, source: QueryContext) -> LogPart:
         offset, end, size, text = await asyncio.to_thread(read)
     except FileNotFoundError:
         return await _log_elsewhere(msgspec.structs.replace(request, run=run), paths, source)
-    return LogPart(
+    return messages.LogPart(
         rid=request.rid, run=run, rank=request.rank, offset_bytes=offset, size_bytes=size, text=text, end_bytes=end
     )
 
 
-async def _log_elsewhere(request: LogRequest, paths: RunPaths, source: QueryContext) -> LogPart:
+async def _log_elsewhere(request: messages.LogRequest, paths: RunPaths, source: QueryContext) -> messages.LogPart:
     """Return a part of a log from the agent of the node that hosts the rank, or that knows which one does."""
     live = source.live_run(paths.directory)
     view = live.view if live is not None else await from_record(paths, kept_view)

@@ -77,7 +77,6 @@ async def _runs_of(node: str, source: QueryContext) -> dict[str, RunSummary]:
 
 
 async def _asked(node: str, request: Request[R], source: QueryContext) -> R | None:
-    """The reply of an agent that is connected."""
     if any(peer.node == node and peer.state == "connected" for peer in source.peer_views()):
         with contextlib.suppress(TrainctlError):
             return await source.ask(node, request, ANSWER_SECONDS)

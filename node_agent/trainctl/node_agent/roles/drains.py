@@ -195,7 +195,6 @@ class NodeDrain:
         await asyncio.sleep(FAREWELL_SECONDS)
 
     async def _copied(self, end: float) -> None:
-        """Until no checkpoint is being copied, or `end` by the loop's clock."""
         try:
             async with asyncio.timeout_at(end):
                 await _until(lambda: not self._is_copying(), LOOK_AT_FILES_SECONDS)

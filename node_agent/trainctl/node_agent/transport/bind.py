@@ -212,7 +212,6 @@ class SocketFiles:
 
 
 def _is_bound(bound_socket: Any, address: str) -> bool:
-    """Bind, and return whether that was possible."""
     try:
         bind(bound_socket, address)
     except (InvalidInputError, OSError):

@@ -244,7 +244,6 @@ class PeerLink:
                 socket.close(linger=0)
 
     async def _converse(self) -> None:
-        """Say hello and then ping, until the conversation is lost."""
         if not await self._socket.poll(PING_SECONDS * 1000, zmq.POLLOUT):
             refused = self._handshakes.verdict
             self._lose(str(refused) if refused else f"no agent answers at {self.address}")

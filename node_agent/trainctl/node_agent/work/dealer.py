@@ -165,7 +165,6 @@ class Dealer:
         return self._before[one.first + one.rows] - self._before[one.first]
 
     def _next_slice(self, own: _Worker) -> _Dealt | None:
-        """The next rows that no worker has had."""
         first = self._next_row
         if first >= self.rows:
             return None

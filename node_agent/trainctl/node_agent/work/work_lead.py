@@ -189,7 +189,6 @@ class WorkLead:
         return paths, preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
 
     def _replace(self, journal: Journal, config: RunFile | None = None, chosen: Chosen | None = None) -> None:
-        """Have this work open in place of the one before, which has ended."""
         if self._work is not None:
             self._work.journal.close()
             self._work = None
@@ -208,7 +207,6 @@ class WorkLead:
                 self._start(self._work)
 
     def _prune(self) -> None:
-        """Remove the files of older works."""
         folders = [folder for folder in self._root.iterdir() if (folder / JOURNAL_NAME).is_file()]
         newest = sorted(folders, key=lambda folder: (folder / JOURNAL_NAME).stat().st_mtime, reverse=True)
         for folder in newest[KEPT_WORKS:]:
@@ -347,7 +345,6 @@ class WorkLead:
         return SliceReply(rid=request.rid, slice=dealt.id, first=dealt.first, rows=rows)
 
     def _merge(self, work: OpenedWork, dealer: Dealer, request: SliceRequest, node: WorkingNode) -> None:
-        """Journal the results of a slice, unless it has results already."""
         assert request.answered is not None
         one = dealer.pending(request.answered)
         if one is not None:

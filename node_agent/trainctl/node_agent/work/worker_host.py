@@ -131,7 +131,6 @@ class WorkerHost:
     async def _serve(
         self, order: HostWork, config: RunFile, paths: RunPaths, ask_lead: AskLead | None, checkpoint: Path | None
     ) -> None:
-        """From the start of the worker to its end."""
         try:
             if ask_lead is not None and checkpoint is not None:
                 await self._run(order, config, paths, checkpoint, ask_lead)
