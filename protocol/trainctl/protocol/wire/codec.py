@@ -169,7 +169,8 @@ def _unpack(frame: bytes, limit: int, caps: dict[str, Any]) -> dict[str, Any]:
 def _convert(raw: dict[str, Any], union: Any) -> Any:
     version = raw.get("v")
     if version != PROTOCOL_VERSION:
-        raise VersionError(f"protocol version {version!r} is not supported; this program uses {PROTOCOL_VERSION}")
+        text = f"protocol version {version!r} is not supported; this program uses {PROTOCOL_VERSION}"
+        raise VersionError(f"{text}: upgrade the older one")
     try:
         return msgspec.convert(raw, union)
     except msgspec.ValidationError as error:
