@@ -73,7 +73,7 @@ def _with_trainer(host: m.HostReading | None) -> m.HostReading | None:
 class Numbers:
     """The part of a backend that a group needs: arrays to sum. They are integers, whose sum is exact."""
 
-    device = Device("cpu", SampledMemory(lambda: 0))
+    device = Device("cpu", SampledMemory(lambda: 0, None))
 
     def __init__(self, rank: int) -> None:
         self.values = np.arange(SHAPE[0] * SHAPE[1], dtype=np.float32).reshape(SHAPE) * (rank + 1)

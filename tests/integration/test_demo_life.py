@@ -235,12 +235,11 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         terminal.keys("b")
         terminal.wait_for(r"resize micro-batch")
         terminal.keys("BSpace", "4")
-        terminal.wait_for(r"isn't known yet|predicted")
+        terminal.wait_for(r"8×3 → 4×6")
         terminal.keys("Enter")
-        (step,) = re.findall(r"applied @ step ([\d,]+)", terminal.wait_for(r"applied @ step [\d,]+"))
-        terminal.wait_gone(r"esc closes")
+        terminal.wait_for(r"micro-batch: vm 8→4 @[\d,]+")  # the dialog has closed, and the Overview tells of it
         terminal.keys("4")
-        terminal.wait_for(rf"micro-batch: .*@{step}\b")
+        terminal.wait_for(r"resize-batch .*vm 8→4 .*applied")
         (session,) = set(sessions(folder)) - before
         here = ("--connect", next(iter(cluster_file.read(session / "cluster.toml").nodes.values())).address)
         assert call_json("send", "pause", *here)["state"] == "applied"  # its steps take the CPU from what is to be seen
@@ -249,8 +248,8 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         terminal.keys("-l", "note text=hello")
         terminal.wait_for(r"recorded in the run's events at step [\d,]+; curve unchanged")
         terminal.keys("Enter")
-        terminal.wait_for(r"applied")
-        terminal.wait_for(r"hello")
+        terminal.wait_for(r"note +[\d,]+ +hello")
+        terminal.wait_gone(r"note text=hello")  # keys are the line's until its command is applied
         terminal.keys("C-p")
         terminal.wait_for(r"resize-batch(.|\n)*overview|Search")
         terminal.keys("-l", "theme contrast")
