@@ -258,6 +258,8 @@ class Evaluator:
 
     def _judge(self, findings: Iterable[Finding], now: float) -> None:
         for finding in findings:
+            if not finding.bad and not self._held:
+                continue
             if finding.kind in self._table.off and finding.id not in self._open:
                 continue
             held = self._held.get(finding.id)

@@ -12,15 +12,13 @@ more of few outliers, but of losses with few values it is chance itself.)
 
 import dataclasses
 import math
-from collections import deque
 from functools import partial
-from statistics import fmean, stdev
 
 from trainctl.node_agent.alerts.findings import Finding, Said, median, number
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.curve import CurveJudge
 from trainctl.protocol.analysis.loss_trends import Divergence
-from trainctl.protocol.analysis.rolling import WINDOW_STEPS
+from trainctl.protocol.analysis.rolling import WINDOW_STEPS, RollingStatistics
 from trainctl.protocol.analysis.spikes import Spike
 from trainctl.protocol.config.alert_rules import AlertsTable
 from trainctl.protocol.config.policies import CLIP_STEPS
@@ -60,7 +58,7 @@ class LossWatch:
         skipped, count = self.curve.wasted("overflow"), self.curve.recent_steps
         is_calm = count >= CALM_STEPS and (not skipped or skipped[-1] <= step.step - CALM_STEPS)
         text = f"{len(skipped)} of the last {count} steps skipped: gradient overflow"
-        is_bad = self.curve.are_many_wasted("overflow")
+        is_bad = len(skipped) >= self.curve.limits.alerts.skipped_steps
         return Finding("skipped", is_bad, is_calm, lambda: Said(text, _facts(step)))
 
 
@@ -107,12 +105,6 @@ def _facts(step: m.StepCommitted) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Loss:
-    own: float  # nats per unit of weight
-    middle: float  # median of the ranks at that step
-
-
-@dataclasses.dataclass(frozen=True)
 class _Departure:
     """The difference between a rank's losses and the ranks' medians over a window."""
 
@@ -129,7 +121,7 @@ class OwnLossWatch:
         self._table = table
         self._step = 0
         self._parts: dict[int, m.RankStep] = {}  # of that step, by rank
-        self._windows: dict[int, deque[_Loss]] = {}
+        self._windows: dict[int, _Window] = {}
 
     def part(self, part: m.RankStep) -> list[Finding]:
         """Return the findings on the step before, at the first part of a step."""
@@ -155,10 +147,9 @@ class OwnLossWatch:
         findings = []
         middle = median(part.values["own_loss"] for part in self._parts.values())
         for rank, part in self._parts.items():
-            window = self._windows.setdefault(rank, deque(maxlen=OWN_LOSS_STEPS))
-            window.append(_Loss(part.values["own_loss"], middle))
-            if len(window) == OWN_LOSS_STEPS:
-                findings.append(self._finding(part, _departure(window), alone=len(self._parts) == 2))
+            departure = self._windows.setdefault(rank, _Window()).add(part.values["own_loss"], middle)
+            if departure is not None:
+                findings.append(self._finding(part, departure, alone=len(self._parts) == 2))
         return findings
 
     def _finding(self, part: m.RankStep, departure: _Departure, *, alone: bool) -> Finding:
@@ -169,10 +160,22 @@ class OwnLossWatch:
         return Finding("own-loss", above > most, above < most / 2, partial(_say_apart, departure), part.node, part.rank)
 
 
-def _departure(window: deque[_Loss]) -> _Departure:
-    apart = [loss.own - loss.middle for loss in window]
-    own, middle = fmean(loss.own for loss in window), fmean(loss.middle for loss in window)
-    return _Departure(own, middle, fmean(apart), stdev(apart))
+class _Window:
+    """A rank's newest differences from the ranks' medians, and these medians."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._apart, self._middles = RollingStatistics(OWN_LOSS_STEPS), RollingStatistics(OWN_LOSS_STEPS)
+
+    def add(self, own: float, middle: float) -> _Departure | None:
+        """Take a step's losses; return the departure over a whole window."""
+        self._count += 1
+        self._apart.add(self._count, own - middle)
+        self._middles.add(self._count, middle)
+        by, scatter, level = self._apart.mean, self._apart.std, self._middles.mean
+        if not self._apart.is_full or by is None or scatter is None or level is None:
+            return None
+        return _Departure(level + by, level, by, scatter)
 
 
 def _say_apart(departure: _Departure) -> Said:

@@ -8,6 +8,7 @@ from statistics import median_low
 
 from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, limited_by, median, seconds
 from trainctl.protocol import messages as m
+from trainctl.protocol.analysis.rolling import RollingStatistics
 from trainctl.protocol.analysis.slowdown import SlowdownDetector
 from trainctl.protocol.config.alert_rules import LOADED_PERCENT, AlertsTable
 
@@ -23,9 +24,17 @@ class Typical:
 
     rate: float  # own tokens a second
     plan: tuple[int, int] = (0, 0)  # micro-batch and samples
-    busy: Mapping[str, float] | None = None  # seconds, by phase
+    parts: tuple[m.RankStep, ...] = ()
+    times: float = 1.0  # its phases, where it stands for a block with another share
     gpu: m.GpuReading | None = None
     host: m.HostReading | None = None
+
+    @property
+    def busy(self) -> dict[str, float] | None:
+        """Return seconds by phase; None if they aren't known."""
+        if not self.parts:
+            return None
+        return {name: self.times * median(getattr(part.phases, name) for part in self.parts) for name in m.BUSY_PHASES}
 
 
 class RankPace:
@@ -36,6 +45,7 @@ class RankPace:
         self.plan = (0, 0)  # micro-batch and samples
         self._best: Typical | None = None
         self._recent: deque[m.RankStep] = deque(maxlen=BLOCK_STEPS)
+        self._rates = RollingStatistics(BLOCK_STEPS)  # of these steps, by their count
         self._count = 0
         self._detector, self._learned_plan = SlowdownDetector(), self.plan
 
@@ -58,25 +68,24 @@ class RankPace:
         if (plan := (part.micro_batch or 0, part.samples)) != self.plan:
             self.plan, self._count = plan, 0
             self._recent.clear()
+            self._rates.clear()
             if self._best is not None and not _is_like(self._best.plan, self.plan):
                 self._best = None
             if not _is_like(self._learned_plan, self.plan):
                 self._detector, self._learned_plan = SlowdownDetector(), self.plan
         self._recent.append(part)
         self._count += 1
-        if rate := part.own_tokens_per_second:
+        rate = part.own_tokens_per_second
+        self._rates.add(self._count, rate)
+        if rate:
             self._detector.add(_pass_factor(self.plan, self._learned_plan) / rate)
 
     def now(self, gpu: m.GpuReading | None, host: m.HostReading | None) -> Typical | None:
         """Return the block that ends with the newest step; None before there is one."""
-        if len(self._recent) < BLOCK_STEPS:
+        rate = self._rates.median
+        if len(self._recent) < BLOCK_STEPS or rate is None:
             return None
-        rates = [part.own_tokens_per_second for part in self._recent]
-        reported = [rate for rate in rates if rate is not None]
-        if not reported:
-            return None
-        busy = {name: median(getattr(part.phases, name) for part in self._recent) for name in m.BUSY_PHASES}
-        return Typical(median(reported), self.plan, busy, gpu, host)
+        return Typical(rate, self.plan, tuple(self._recent), 1.0, gpu, host)
 
     def keep_best(self, typical: Typical) -> None:
         """Call it after each step; every block is a candidate."""
@@ -97,8 +106,7 @@ def _with_share(best: Typical, plan: tuple[int, int]) -> Typical:
         return best
     factor = _pass_factor(plan, best.plan)
     more = plan[1] / max(best.plan[1], 1) / factor
-    busy = {name: more * took for name, took in best.busy.items()} if best.busy is not None else None
-    return dataclasses.replace(best, rate=best.rate * factor, plan=plan, busy=busy)
+    return dataclasses.replace(best, rate=best.rate * factor, plan=plan, times=best.times * more)
 
 
 def _pass_factor(plan: tuple[int, int], before: tuple[int, int]) -> float:
@@ -279,9 +287,10 @@ def _rates(best: Typical, typical: Typical) -> str:
 
 
 def _grown(before: Typical | None, now: Typical | None) -> str:
-    if before is None or now is None or before.busy is None or now.busy is None:
+    was, took = before.busy if before else None, now.busy if now else None
+    if was is None or took is None:
         return ""
-    grew = {name: now.busy[name] - before.busy[name] for name in m.BUSY_PHASES}
+    grew = {name: took[name] - was[name] for name in m.BUSY_PHASES}
     phase = max(grew, key=lambda name: grew[name])
     return f"+{seconds(grew[phase])} in {phase}" if grew[phase] >= 0.0005 else ""
 
@@ -294,9 +303,9 @@ def _celsius(read: _Read) -> str:
 
 def _facts(before: Typical, now: Typical) -> tuple[str, ...]:
     facts = []
-    if before.busy and now.busy:
-        phases = [f"{name} {arrow(seconds(before.busy[name]), seconds(now.busy[name]))}" for name in m.BUSY_PHASES]
-        facts = [", ".join(phases)]
+    was, took = before.busy, now.busy
+    if was and took:
+        facts = [", ".join(f"{name} {arrow(seconds(was[name]), seconds(took[name]))}" for name in m.BUSY_PHASES)]
     return (*facts, *_machine_facts(_Read(now.gpu, now.host)))
 
 

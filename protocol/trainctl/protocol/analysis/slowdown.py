@@ -94,13 +94,14 @@ class SlowdownDetector:
         above = (value - level) / scatter
         self._longer = _bounded(self._longer + min(above - allowed, MOST_SCATTERS))
         self._shorter = _bounded(self._shorter + min(-above - allowed, MOST_SCATTERS))
-        is_long = (self.slowdown or 0.0) >= SOUGHT / 2
+        may_be_slow = self._is_slow or self._longer >= ALARM_SCATTERS
+        is_long = may_be_slow and (self.slowdown or 0.0) >= SOUGHT / 2
         if self._shorter >= ALARM_SCATTERS:
             self._start_over()
         elif self._is_slow and not is_long:
             self._longer, self._is_slow = 0.0, False
         else:
-            self._is_slow = self._is_slow or (is_long and self._longer >= ALARM_SCATTERS)
+            self._is_slow = self._is_slow or is_long
 
     def _start_over(self) -> None:
         """It has become faster: learn the level from here on."""
