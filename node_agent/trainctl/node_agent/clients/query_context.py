@@ -218,12 +218,14 @@ class QueryContext:
 
     def run_directory(self, run: str | None) -> Path | None:
         """Return a run's folder by its id; for None the active run's, of several the hosted one's, else the newest."""
-        followed = self.follower.followed
-        if run is None and followed is not None:
-            return followed.paths.directory
-        if run is None and self.lead.session is None and (guest := self.guests.find(None)) is not None:
-            return guest.paths.directory
-        return self.lead.directory(run)
+        db, hosted = self._context.db, self.follower.followed or self.lead.session
+        active = hosted or self.guests.find(None)
+        if run is None and active is not None:
+            return active.paths.directory
+        known = db.known_run(run or self.lead.last_run or "")
+        if known is None and run is None:
+            known = next(iter(db.runs()), None)
+        return known.directory if known is not None else None
 
     def redirect(self, command: Command) -> Refusal | None:
         """Return where a command about another node, or a run that one leads, should go; None: it is for this agent."""

@@ -8,6 +8,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -88,58 +89,37 @@ SNAPSHOT_BUCKETS = 20_000
 """Most buckets in one snapshot, over all series: about 40 bytes each, which keeps it below the frame limit."""
 
 
+@dataclass(frozen=True)
+class _Read:
+    """Part of a snapshot that a run's record has."""
+
+    last: StepCommitted | None = None
+    parts: tuple[RankStep, ...] = ()
+    events: tuple[Event, ...] = ()
+    series: tuple[Series, ...] = ()
+    view: RunView | None = None
+
+
 async def snapshot(request: SnapshotRequest, source: QueryContext) -> Snapshot:
     """`seq` is read before the record: what is published meanwhile may be in both, and clients drop a known step."""
     seq, boot = source.publisher.seq, source.publisher.boot
     directory = source.run_directory(request.run)
-    if directory is None:
-        if request.run is not None:
-            raise UnknownRunError("run", f"no run {request.run!r} on this node")
-        made = _snapshot_of(request, source, boot, seq, None, None, (), (), ())
-        return msgspec.structs.replace(made, alerts=source.alerts.view)
-    try:
-        read = await asyncio.to_thread(_read_snapshot, RunPaths(directory), request.columns)
-    except InvalidInputError as error:
-        if request.run is not None and source.live_run(directory) is None:
-            raise
-        read = None, (), (_unreadable(directory.name, error, time.time()),), (), None
-    last, parts, events, series, kept = read
-    live = source.live_run(directory)
-    view = live.view if live is not None else await _as_ended(kept, last, source)
+    if directory is None and request.run is not None:
+        raise UnknownRunError("run", f"no run {request.run!r} on this node")
+    read, live = _Read(), None
+    if directory is not None:
+        try:
+            read = await asyncio.to_thread(_read, RunPaths(directory), request.columns)
+        except InvalidInputError as error:
+            if request.run is not None and source.live_run(directory) is None:
+                raise
+            read = _Read(events=(_unreadable(directory.name, error, time.time()),))
+        live = source.live_run(directory)
+    view = live.view if live is not None else await _as_ended(read, source)
+    last, parts = read.last, read.parts
     if live is not None and live.last_step is not None:
         last, parts = live.last_step, tuple(sorted(live.rank_steps, key=lambda part: part.rank))
-    made = _snapshot_of(request, source, boot, seq, view, last, parts, events, series)
-    if live is None and request.run is not None:
-        return made
-    return msgspec.structs.replace(made, alerts=live.alerts if live is not None else source.alerts.view)
-
-
-def _unreadable(run: str, error: InvalidInputError, at: float) -> Event:
-    """Stands for what a record can't tell: the agent itself answers all the same."""
-    return Event(id=0, at=at, severity="error", by="auto", data=Notice(f"{run}: {error}"), run=run)
-
-
-async def _as_ended(kept: RunView | None, last: StepCommitted | None, source: QueryContext) -> RunView | None:
-    """The last view that was kept, which may be from before the end when the agent was killed; of a run that is led
-    elsewhere, the view there."""
-    if kept is None:
-        return None
-    known = source.known(kept.run)
-    view = msgspec.structs.replace(kept, state=known.state, reason=known.reason or kept.reason)
-    return await _view_from_lead(_with_cost(view, last), source)
-
-
-def _snapshot_of(
-    request: SnapshotRequest,
-    source: QueryContext,
-    boot: str,
-    seq: int,
-    view: RunView | None,
-    last: StepCommitted | None,
-    parts: tuple[RankStep, ...],
-    events: tuple[Event, ...],
-    series: tuple[Series, ...],
-) -> Snapshot:
+    own = source.alerts.view if request.run is None else None
     return Snapshot(
         rid=request.rid,
         boot=boot,
@@ -149,17 +129,30 @@ def _snapshot_of(
         run=view,
         last_step=last,
         rank_steps=parts,
-        events=events,
-        series=series,
+        events=read.events,
+        series=read.series,
         peers=source.peer_views(),
+        alerts=live.alerts if live is not None else own,
         runs=tuple(_summary_of(live.view, live.last_step) for live in source.live_runs()),
     )
 
 
-_Read = tuple[StepCommitted | None, tuple[RankStep, ...], tuple[Event, ...], tuple[Series, ...], RunView | None]
+def _unreadable(run: str, error: InvalidInputError, at: float) -> Event:
+    """Stands for what a record can't tell: the agent itself answers all the same."""
+    return Event(id=0, at=at, severity="error", by="auto", data=Notice(f"{run}: {error}"), run=run)
 
 
-def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
+async def _as_ended(read: _Read, source: QueryContext) -> RunView | None:
+    """The last view that was kept, which may be from before the end when the agent was killed; of a run that is led
+    elsewhere, the view there."""
+    if read.view is None:
+        return None
+    known = source.known(read.view.run)
+    view = msgspec.structs.replace(read.view, state=known.state, reason=known.reason or read.view.reason)
+    return await _view_from_lead(_with_cost(view, read.last), source)
+
+
+def _read(paths: RunPaths, columns: int) -> _Read:
     with RecordReader(paths) as reader:
         last = reader.last_step()
         parts = reader.rank_steps(last.step) if last is not None else ()
@@ -171,7 +164,7 @@ def _read_snapshot(paths: RunPaths, columns: int) -> _Read:
             columns = min(columns, SNAPSHOT_BUCKETS // (len(of_run) + len(RANK_SERIES) * len(ranks)))
             series += [reader.series(metric, None, 0, None, columns) for metric in sorted(of_run)]
             series += [reader.series(metric, rank, 0, None, columns) for metric in RANK_SERIES for rank in ranks]
-    return last, tuple(parts), tuple(events), tuple(series), view
+    return _Read(last, tuple(parts), tuple(events), tuple(series), view)
 
 
 async def runs(request: RunsRequest, source: QueryContext) -> Runs:

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Awaitable, Collection
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -425,14 +424,3 @@ class Lead:
 
     def is_rank_of(self, node: str, run: str, rank: int) -> bool:
         return self.session is not None and run == self.session.run and self._node(rank) == node
-
-    # ------------------------------------------------------------ what is known of runs
-
-    def directory(self, run: str | None) -> Path | None:
-        """Return a run's folder by its id; for None that of the active run, or else of the newest."""
-        if run is None and self.session is not None:
-            return self.session.paths.directory
-        found = self._db.known_run(run or self.last_run or "")
-        if found is None and run is None:
-            found = next(iter(self._db.runs()), None)
-        return found.directory if found is not None else None

@@ -1,33 +1,17 @@
 """Reports of other nodes' agents to the lead: how they are, and what the ranks that they host say."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.readings import sleep_clock
-from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs.context import AgentContext
-from trainctl.node_agent.runs.launch import Launch
-from trainctl.node_agent.runs.session import Session
-from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.messages import events as e
 
-
-class _Leading(Protocol):
-    """Interface of peers' reports to this agent's leading."""
-
-    peers: Peers
-    launch: Launch
-    superseded: str
-    role: AgentRole
-
-    def remote(self, session: Session) -> dict[int, str]: ...
-    def is_rank_of(self, node: str, run: str, rank: int) -> bool: ...
-    def give_copy(self, session: Session, node: str) -> None: ...
-    async def heard(self, answer: m.FromTrainer, *, returned: bool, node: str | None = None) -> bool: ...
-    async def drop(self, run: str, state: m.RunState, reason: str) -> None: ...
+if TYPE_CHECKING:
+    from trainctl.node_agent.roles.lead import Lead
 
 
 class PeerEvents:
@@ -36,7 +20,7 @@ class PeerEvents:
     def __init__(
         self,
         context: AgentContext,
-        lead: _Leading,
+        lead: "Lead",
         read: Callable[[m.HostReading], None],
         late: Callable[[m.LateEvent], bool],
     ) -> None:

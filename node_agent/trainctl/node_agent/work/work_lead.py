@@ -11,7 +11,6 @@ from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.work import checkpoint_files
-from trainctl.node_agent.work.checkpoint_files import Chosen
 from trainctl.node_agent.work.dealer import Dealer
 from trainctl.node_agent.work.journal import JOURNAL_NAME, Journal, Opened, OpenedWork, WorkingNode
 from trainctl.node_agent.work.worker_host import WorkerHost, work_directory
@@ -155,11 +154,8 @@ class WorkLead:
         is_known = self._work is not None and self._work.id == request.work
         if not is_known:
             self._check_free()
-            if (folder / JOURNAL_NAME).is_file():
-                self._replace(Journal(folder))
-            else:
-                opened, config, chosen = self._prepared(request)
-                self._replace(Journal(folder, opened), config, chosen)
+            is_kept = (folder / JOURNAL_NAME).is_file()
+            self._replace(Journal(folder, None if is_kept else self._opened(request)))
         work = self._known(request.work)
         if _body(work.journal.opened.request) != _body(request):
             raise RefusedError(f"work {request.work} was opened with other rows, options or another checkpoint")
@@ -171,14 +167,14 @@ class WorkLead:
         if self._work is not None and self._work.is_active:
             raise RefusedError(f"{self._context.node} already leads work {self._work.id}; wait until it ends")
 
-    def _prepared(self, request: OpenWork) -> tuple[Opened, RunFile, Chosen]:
+    def _opened(self, request: OpenWork) -> Opened:
         paths, config = self._run(request.run)
         chosen = checkpoint_files.choose(paths, request.step, best=request.best)
         unknown = sorted(set(request.nodes) - config.nodes.keys())
         if unknown:
             there = ", ".join(config.nodes)
             raise InvalidInputError("--nodes", f"{unknown[0]} is not a node of {request.run}; its nodes are {there}")
-        return Opened(request, chosen.step, request.nodes or tuple(config.nodes)), config, chosen
+        return Opened(request, chosen.step, request.nodes or tuple(config.nodes))
 
     def _run(self, run: str) -> tuple[RunPaths, RunFile]:
         known = self._context.db.known_run(run)
@@ -188,18 +184,17 @@ class WorkLead:
         cluster = tuple(self._context.cluster.nodes)
         return paths, preflight.with_nodes(run_file.read(paths.run_file), self._context.node, cluster)
 
-    def _replace(self, journal: Journal, config: RunFile | None = None, chosen: Chosen | None = None) -> None:
+    def _replace(self, journal: Journal) -> None:
         if self._work is not None:
             self._work.journal.close()
             self._work = None
-        self._use(journal, config, chosen)
+        self._use(journal)
         self._prune()
 
-    def _use(self, journal: Journal, config: RunFile | None = None, chosen: Chosen | None = None) -> None:
+    def _use(self, journal: Journal) -> None:
         opened = journal.opened
-        if config is None or chosen is None:
-            paths, config = self._run(opened.request.run)
-            chosen = checkpoint_files.choose(paths, opened.step, best=False)
+        paths, config = self._run(opened.request.run)
+        chosen = checkpoint_files.choose(paths, opened.step, best=False)
         self._work = OpenedWork(journal, config, chosen, {node: WorkingNode() for node in opened.nodes})
         if self._work.is_active:
             self._role.work = self._work.id

@@ -210,7 +210,7 @@ class WorkerHost:
         assert self._work is not None
         answered, results = (said.answered, said.results) if said is not None else (None, ())
         return SliceRequest(
-            rid=_rid(),
+            rid=os.urandom(8).hex(),
             work=self._work.work,
             node=self._context.node,
             state=state,
@@ -223,27 +223,18 @@ class WorkerHost:
     def _start(self, order: HostWork, config: RunFile, paths: RunPaths, checkpoint: Path) -> None:
         """Raises RefusedError if no process can be started."""
         table = config.nodes.get(self._context.node, NodeTable())
-        argv = [
-            sys.executable,
-            "-m",
-            "trainctl.trainer.worker",
-            "--work-directory",
-            str(paths.directory),
-            "--work",
-            order.work,
-            "--kind",
-            order.kind,
-            "--node",
-            self._context.node,
-            "--endpoint",
-            self._context.link.endpoint,
-            "--checkpoint",
-            str(checkpoint),
-            "--agent",
-            str(os.getpid()),
-            "--options",
-            msgspec.json.encode(order.options).decode(),
-        ]
+        options = {
+            "work-directory": str(paths.directory),
+            "work": order.work,
+            "kind": order.kind,
+            "node": self._context.node,
+            "endpoint": self._context.link.endpoint,
+            "checkpoint": str(checkpoint),
+            "agent": str(os.getpid()),
+            "options": msgspec.json.encode(order.options).decode(),
+        }
+        argv = [sys.executable, "-m", "trainctl.trainer.worker"]
+        argv += [word for name, value in options.items() for word in (f"--{name}", value)]
         env = env_policy.of_trainers(os.environ, table.env, threads=table.rank_threads)
         self._context.supervisor.start(paths, RANK, argv, env, table.priority)
 
@@ -265,7 +256,3 @@ class WorkerHost:
 def _write_run_file(paths: RunPaths, config: RunFile) -> None:
     make_folder(paths.logs)
     write_file(paths.run_file, tomli_w.dumps(run_file.to_dict(config)).encode())
-
-
-def _rid() -> str:
-    return os.urandom(8).hex()
