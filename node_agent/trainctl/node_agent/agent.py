@@ -436,7 +436,9 @@ class Agent:
         async for lag_seconds in _every(BEAT_SECONDS):
             with contextlib.suppress(OSError):  # no descriptor is free: the next one may tell again
                 if time.monotonic() >= look_at:
-                    await self._find_processes()
+                    directory = self._query_context.run_directory(None)  # here: the db is this thread's
+                    await asyncio.to_thread(self._processes.find, directory)
+                    await asyncio.to_thread(self._caffeinate.keep, self._processes.trainers)
                     look_at = time.monotonic() + PROCESSES_SECONDS
                 self._tell_reading(self._read_host(time.time()))
             session, age = self._lead.session, None
@@ -479,11 +481,6 @@ class Agent:
             self._lead.session.read(reading)
         elif self._follower.followed is not None:
             self._follower.followed.recorder.host(reading)
-
-    async def _find_processes(self) -> None:
-        directory = self._query_context.run_directory(None)  # here: the db is this thread's
-        await asyncio.to_thread(self._processes.find, directory)
-        await asyncio.to_thread(self._caffeinate.keep, self._processes.trainers)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -55,26 +54,6 @@ async def _view_from_lead(known: RunView, source: QueryContext) -> RunView:
         return msgspec.structs.replace(told.run, directory=known.directory)
     reason = f"the run's lead {lead} is unreachable, so the run's state is unknown here"
     return msgspec.structs.replace(known, lead=lead, reason=reason)
-
-
-async def _summaries_from_leads(rows: Sequence[RunSummary], source: QueryContext) -> list[RunSummary]:
-    """The same rows, those of runs led elsewhere as they are there; stale ones where that can't be told."""
-    leads = {row.run: lead for row in rows if (lead := source.led_elsewhere(row.run)) is not None}
-    nodes = sorted(set(leads.values()))
-    told = dict(zip(nodes, await asyncio.gather(*(_runs_of(node, source) for node in nodes)), strict=True))
-    return [_as_told(row, leads[row.run], told[leads[row.run]]) if row.run in leads else row for row in rows]
-
-
-def _as_told(row: RunSummary, lead: str, told: dict[str, RunSummary]) -> RunSummary:
-    there = told.get(row.run)
-    if there is None:
-        return msgspec.structs.replace(row, lead=lead, stale=True)
-    return msgspec.structs.replace(there, directory=row.directory, name=row.name, size_bytes=row.size_bytes)
-
-
-async def _runs_of(node: str, source: QueryContext) -> dict[str, RunSummary]:
-    told = await _asked(node, RunsRequest(uuid.uuid4().hex), source)
-    return {row.run: row for row in told.runs} if told is not None else {}
 
 
 async def _asked(node: str, request: Request[R], source: QueryContext) -> R | None:
@@ -168,9 +147,22 @@ def _read(paths: RunPaths, columns: int) -> _Read:
 
 
 async def runs(request: RunsRequest, source: QueryContext) -> Runs:
+    """Runs that other nodes lead are as they are there; where that can't be told they are marked as stale."""
     known = source.known_runs()
-    summaries = await asyncio.to_thread(lambda: [_summary(row) for row in known])
-    return Runs(rid=request.rid, runs=tuple(await _summaries_from_leads(summaries, source)))
+    rows = await asyncio.to_thread(lambda: [_summary(row) for row in known])
+    leads = {row.run: lead for row in rows if (lead := source.led_elsewhere(row.run)) is not None}
+    nodes = sorted(set(leads.values()))
+    replies = await asyncio.gather(*(_asked(node, RunsRequest(uuid.uuid4().hex), source) for node in nodes))
+    told = {(node, row.run): row for node, said in zip(nodes, replies, strict=True) if said for row in said.runs}
+    for number, row in enumerate(rows):
+        lead = leads.get(row.run)
+        there = told.get((lead, row.run)) if lead is not None else None
+        if there is not None:
+            own = {"directory": row.directory, "name": row.name, "size_bytes": row.size_bytes}
+            rows[number] = msgspec.structs.replace(there, **own)
+        elif lead is not None:
+            rows[number] = msgspec.structs.replace(row, lead=lead, stale=True)
+    return Runs(rid=request.rid, runs=tuple(rows))
 
 
 def _summary(known: KnownRun) -> RunSummary:

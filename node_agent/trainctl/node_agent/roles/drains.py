@@ -191,15 +191,12 @@ class NodeDrain:
         except TimeoutError:
             text = f"this node's rank had not left after {self._grace_seconds:g} s; its trainer was left running"
             raise DrainTimeoutError(text) from None
-        await self._copied(end)
-        await asyncio.sleep(FAREWELL_SECONDS)
-
-    async def _copied(self, end: float) -> None:
         try:
             async with asyncio.timeout_at(end):
                 await _until(lambda: not self._is_copying(), LOOK_AT_FILES_SECONDS)
         except TimeoutError:
             _log.warning("a checkpoint was still being copied after the grace of %g s", self._grace_seconds)
+        await asyncio.sleep(FAREWELL_SECONDS)
 
     @property
     def has_left(self) -> bool:

@@ -247,7 +247,11 @@ class Votes:
         if row is None:
             return said, [], ""
         known = self._db.followed(claim.run)
-        rank = known.rank if known is not None else self._own_rank(RunPaths(row.directory))
+        if known is not None:
+            rank = known.rank
+        else:
+            ranks = restore.kept_ranks(RunPaths(row.directory)).items()
+            rank = next((rank for rank, node in ranks if node == self._node), NO_RANK)
         with EndedRun(row, rank if rank != NO_RANK else None) as ended:
             said = msgspec.structs.replace(said, hosted=ended.hosted)
             try:
@@ -257,7 +261,3 @@ class Votes:
         if known is None:
             self._db.follow(FollowedRun(claim.run, rank, claimant, address))
         return said, items, ""
-
-    def _own_rank(self, paths: RunPaths) -> int:
-        ranks = restore.kept_ranks(paths).items()
-        return next((rank for rank, node in ranks if node == self._node), NO_RANK)

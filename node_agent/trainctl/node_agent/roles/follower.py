@@ -301,8 +301,10 @@ class Follower:
         followed.watch()
         if followed.ending is not None and not followed.told_ending:
             followed.told_ending = await self._tell_ending(followed, followed.ending)
-        if followed.wanted is None:
-            await self._look_for_lead(followed)
+        silent_seconds = self.lead_silent_seconds(followed)
+        if followed.wanted is None and silent_seconds > followed.config.run.orphan_seconds:
+            # A trainer counts only its own agent; without the lead it would wait forever.
+            await followed.end("failed", f"its lead {followed.known.lead} has been silent for {silent_seconds:.0f} s")
         if followed.wanted is not None and followed.ending is not None:
             self._hosting.finish(followed, *followed.wanted)
         elif followed.refresh():
@@ -325,9 +327,3 @@ class Follower:
     def lead_silent_seconds(self, followed: FollowedRank) -> float:
         """Return how long its lead has been silent, as far as it was listened for."""
         return time.monotonic() - max(self._links.heard_monotonic(followed.known.lead), followed.since_monotonic)
-
-    async def _look_for_lead(self, followed: FollowedRank) -> None:
-        """A trainer counts only its own agent; without the lead it would wait forever."""
-        lead, silent_seconds = followed.known.lead, self.lead_silent_seconds(followed)
-        if silent_seconds > followed.config.run.orphan_seconds:
-            await followed.end("failed", f"its lead {lead} has been silent for {silent_seconds:.0f} s")

@@ -219,7 +219,9 @@ class _CollectedValues:
             if one.is_new(done):
                 self._keep(done, ask)
             one.answer(ask.rank, done, now)
-        _lose_silent(session, one, now)
+        for rank, at in session.conductor.ranks.items():
+            if at.ended or (at.heard is not None and now - at.heard > SILENT_SECONDS):
+                one.lose(rank)
         dealt = one.deal(ask.rank, now) if ask.wants else None
         if dealt is not None:
             journal.dealt(dealt, ask.rank)
@@ -306,12 +308,6 @@ class ReferenceLead:
         if received_names.unlinked(folder / SLICES_NAME).is_file():
             return _CollectedValues(ReferenceJournal(folder))
         return _CollectedValues(ReferenceJournal(folder, UnitSizes(ask.counts, ask.tokens))) if ask.counts else None
-
-
-def _lose_silent(session: Session, one: ReferencePass, now: float) -> None:
-    for rank, at in session.conductor.ranks.items():
-        if at.ended or (at.heard is not None and now - at.heard > SILENT_SECONDS):
-            one.lose(rank)
 
 
 def _answer(ask: ReferenceAsk, **fields: object) -> ReferenceSlice:

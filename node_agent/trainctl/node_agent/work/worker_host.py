@@ -170,7 +170,9 @@ class WorkerHost:
     async def _run(self, order: HostWork, config: RunFile, paths: RunPaths, checkpoint: Path, ask: AskLead) -> bool:
         """Start the worker and pass on what it and the lead say; True if the work has ended, False if only the worker
         has."""
-        await asyncio.to_thread(_write_run_file, paths, config)
+        run = tomli_w.dumps(run_file.to_dict(config)).encode()
+        await asyncio.to_thread(make_folder, paths.logs)
+        await asyncio.to_thread(write_file, paths.run_file, run)
         self._start(order, config, paths, checkpoint)
         state: _State = "loading"
         since, device = time.monotonic(), ""
@@ -251,8 +253,3 @@ class WorkerHost:
             if self._context.supervisor.find(paths, RANK) is None:
                 return
             await asyncio.sleep(IDLE_SECONDS)
-
-
-def _write_run_file(paths: RunPaths, config: RunFile) -> None:
-    make_folder(paths.logs)
-    write_file(paths.run_file, tomli_w.dumps(run_file.to_dict(config)).encode())
