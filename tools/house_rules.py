@@ -22,9 +22,9 @@ UNFORMATTED: Final = "# fmt: " + "skip"
 MAX_POSITIONAL: Final = 6
 ALLOWED: Final[dict[tuple[str, str], int]] = {
     ("benchmarks", "format"): 42,
-    ("node_agent", "alias"): 39,
+    ("node_agent", "alias"): 22,
     ("node_agent", "format"): 8,
-    ("node_agent", "parameters"): 8,
+    ("node_agent", "parameters"): 7,
     ("protocol", "format"): 28,
 }
 """The most offences of a rule in a room. They only become fewer: lower a number when the tool says so."""

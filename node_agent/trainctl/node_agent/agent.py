@@ -25,7 +25,7 @@ from trainctl.node_agent.calibration.link_meter import LinkMeter
 from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
 from trainctl.node_agent.clients.query_context import QueryContext
 from trainctl.node_agent.clients.router import Replies, Router
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import Happened
 from trainctl.node_agent.copies.checkpoint_copies import CheckpointCopies
 from trainctl.node_agent.exporter.exporter import Exporter
 from trainctl.node_agent.exporter.listen_address import ListenAddress
@@ -52,7 +52,7 @@ from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.node_agent.work.reference import ReferenceLead
 from trainctl.node_agent.work.work_lead import WorkLead
 from trainctl.node_agent.work.worker_host import WorkerHost
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.config import names
 from trainctl.protocol.config.addresses import live_beside
 from trainctl.protocol.config.alert_rules import AlertHooks
@@ -302,10 +302,10 @@ class Agent:
         """Go on with the runs that were active when the last agent of this node ended: one hosted, any of others."""
         unstarted.remove_left(runs_directory(self.directory), lambda run: self._db.known_run(run) is not None)
         for known in reversed(self._db.runs()):
-            if known.state in m.ACTIVE_RUN_STATES and known.kind != "hosted":
+            if known.state in messages.ACTIVE_RUN_STATES and known.kind != "hosted":
                 self._guests.take_up(known)
         for known in self._db.runs():
-            if known.state not in m.ACTIVE_RUN_STATES or known.kind != "hosted" or self._is_busy:
+            if known.state not in messages.ACTIVE_RUN_STATES or known.kind != "hosted" or self._is_busy:
                 continue
             followed = self._db.followed(known.run)
             if followed is None:
@@ -339,28 +339,30 @@ class Agent:
             if received is None:
                 continue
             message, returned = received
-            if isinstance(message, m.WorkAsk):
+            if isinstance(message, messages.WorkAsk):
                 if not self._worker_host.heard(message):
-                    await self._link.send(message.rank, m.Leave(run=message.run, reason="this work has ended"))
+                    await self._link.send(message.rank, messages.Leave(run=message.run, reason="this work has ended"))
                 continue
-            if isinstance(message, m.Report):
+            if isinstance(message, messages.Report):
                 self._profiles.show(message)
             else:
                 message = self._with_profile(message)
-            if isinstance(message, m.Checkpointed | m.Report) and message.checkpoint is not None:
+            if isinstance(message, messages.Checkpointed | messages.Report) and message.checkpoint is not None:
                 self._copies.look()
             if not await self._heard(message, returned=returned):
                 # A trainer of a run that no one leads any more: it would wait forever.
-                await self._link.send(message.rank, m.Leave(run=message.run, reason="this agent does not lead the run"))
+                await self._link.send(
+                    message.rank, messages.Leave(run=message.run, reason="this agent does not lead the run")
+                )
 
-    async def _heard(self, message: m.FromTrainer, *, returned: bool = False) -> bool:
+    async def _heard(self, message: messages.FromTrainer, *, returned: bool = False) -> bool:
         """Take what a trainer of this node said, or what is said in its place, to its run; False if no one leads it."""
         for hear in (self._lead.heard, self._follower.heard, self._lead.heard):  # again: it may have taken over
             if await hear(message, returned=returned):
                 return True
         return False
 
-    def _with_profile(self, message: m.FromTrainer) -> m.FromTrainer:
+    def _with_profile(self, message: messages.FromTrainer) -> messages.FromTrainer:
         session, followed = self._lead.session, self._follower.followed
         config = session.conductor.config if session is not None else followed.config if followed is not None else None
         return message if config is None else self._profiles.with_profile(message, config)
@@ -405,7 +407,7 @@ class Agent:
             self._alerts.watch(self._lead.session, self._lead.peers.silent, self._problem)
         self._alerts.watch_guests([guest.view for guest in self._guests.live])
 
-    def _note_of_guest(self, run: str, happened: d.Happened) -> None:
+    def _note_of_guest(self, run: str, happened: Happened) -> None:
         if (guest := self._guests.find(run)) is not None:
             self._guests.note(guest, happened)
 
@@ -445,7 +447,9 @@ class Agent:
             self._follower.loop_lag_seconds = lag_seconds
             if session is not None and session.view.state == "running":
                 age = time.monotonic() - session.last_commit_monotonic
-            beat = m.Heartbeat(node=self.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=lag_seconds)
+            beat = messages.Heartbeat(
+                node=self.node, at=time.time(), step_age_seconds=age, loop_lag_seconds=lag_seconds
+            )
             self.publisher.beat(beat)
             self._look_at_files()
             if self._exporter is not None:
@@ -460,7 +464,7 @@ class Agent:
         for look in self.looks:
             look(self._files.current(self.address))
 
-    def _read_host(self, at: float) -> m.HostReading:
+    def _read_host(self, at: float) -> messages.HostReading:
         of_a_run = self._lead.session or self._follower.followed
         if of_a_run is None:
             self._reader.count_for(None, at)
@@ -472,7 +476,7 @@ class Agent:
             return reading
         return msgspec.structs.replace(reading, values={**reading.values, "round_trip_seconds": seconds})
 
-    def _tell_reading(self, reading: m.HostReading) -> None:
+    def _tell_reading(self, reading: messages.HostReading) -> None:
         self._query_context.host_reading = msgspec.structs.replace(reading, processes=self._processes.read())
         self.publisher.publish(self._query_context.host_reading)
         self._follower.host_reading = reading

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, NamedTuple, assert_never
 
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import Departing, NodeReturned, Proposed
 from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.role import (
     AgentRole,
@@ -28,8 +28,8 @@ from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.events import Notice
 
 _log: Final = logging.getLogger(__name__)
 LOOK_SECONDS, LOOK_AT_FILES_SECONDS = 0.05, 0.25
@@ -93,7 +93,7 @@ class DrainingNodes:
         self._wanted: tuple[Session | None, Mapping[int, str]] = (None, {})  # by whom the ranks were last drained
         self._stopped: str | None = None  # the run that was stopped because no node stayed
 
-    async def watch(self, session: Session) -> d.Proposed | None:
+    async def watch(self, session: Session) -> Proposed | None:
         """A command to the run, if one is needed."""
         await self._take_back(session)
         if session.conductor.final is not None:
@@ -102,7 +102,7 @@ class DrainingNodes:
         await self._ask_successor(action.successor)
         if (session, action.ranks) != self._wanted:
             self._wanted = session, action.ranks
-            await session.feed(d.Departing(action.ranks))
+            await session.feed(Departing(action.ranks))
         if action.kind != "stop":
             self._stopped = None
             return None
@@ -136,17 +136,17 @@ class DrainingNodes:
             link = self._peers.links.get(node)
             is_back = self._role.own_drain is None if link is None else link.line.open and not link.leaving
             if is_back and (link is not None or node == self._context.node):
-                await session.feed(d.NodeReturned(rank))
+                await session.feed(NodeReturned(rank))
 
-    def _stop(self, session: Session) -> d.Proposed | None:
+    def _stop(self, session: Session) -> Proposed | None:
         """Once for each run; not if a person has stopped it."""
         if self._stopped == session.run or session.conductor.durable.mode == "stopping":
             return None
         self._stopped = session.run
         text = "all nodes with a rank are shutting down: the run stops with a checkpoint and can be resumed"
-        session.happened(e.Notice(text), "warning")
+        session.happened(Notice(text), "warning")
         id = f"{secrets.token_hex(4)}-drain"
-        return d.Proposed(id, "stop", verbs.Stop(), "auto", None, None, text)
+        return Proposed(id, "stop", verbs.Stop(), "auto", None, None, text)
 
 
 class DrainTimeoutError(TrainctlError):

@@ -14,7 +14,7 @@ from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.transport.peer_pool import Peers
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire import codec
@@ -33,8 +33,8 @@ class Copy(Protocol):
     @property
     def run(self) -> str: ...
     @property
-    def hosted(self) -> m.HostedRank: ...
-    def keep(self, items: Sequence[bytes]) -> list[m.KeptCommand]: ...
+    def hosted(self) -> messages.HostedRank: ...
+    def keep(self, items: Sequence[bytes]) -> list[messages.KeptCommand]: ...
 
 
 class Claim:
@@ -112,7 +112,7 @@ class Claim:
         if not (old_lead_is_off or self._is_lead_open) and (why := self._shortfall(as_if)):
             raise InvalidInputError("node", why)
         for term in [answer.term for answer in answers.values() if answer is not None]:
-            self._context.db.saw(m.Generation(term, 0))
+            self._context.db.saw(messages.Generation(term, 0))
 
     async def _handed_over(self) -> int | None:
         """The lead itself lets go, and no one else is asked; None if it has become unreachable meanwhile."""
@@ -133,7 +133,7 @@ class Claim:
         text = f"{self._lead} leads the run and is connected, but did not answer; try again in a moment"
         return InvalidInputError("node", text)
 
-    def _take_from(self, answers: Sequence[m.PeerConsent]) -> None:
+    def _take_from(self, answers: Sequence[messages.PeerConsent]) -> None:
         """Keep what the node whose record goes furthest has beyond this one's."""
         furthest = max(answers, key=lambda answer: far(answer.hosted) if answer.hosted else (0, 0, 0, 0), default=None)
         try:
@@ -143,12 +143,12 @@ class Claim:
         for command in commands:
             self._context.db.keep_command(command)
 
-    async def _ask(self, term: int, nodes: Collection[str]) -> dict[str, m.PeerConsent | None]:
+    async def _ask(self, term: int, nodes: Collection[str]) -> dict[str, messages.PeerConsent | None]:
         hosted, links = self._copy.hosted, self._peers.links
         claims = (links[node].claim(term, hosted, CLAIM_SECONDS, resume=self._resume) for node in nodes)
         return dict(zip(nodes, await asyncio.gather(*claims), strict=True))
 
-    def _shortfall(self, answers: dict[str, m.PeerConsent | None]) -> str:
+    def _shortfall(self, answers: dict[str, messages.PeerConsent | None]) -> str:
         """Return what is missing for a majority of the cluster's nodes, empty if nothing is."""
         count = len(self._peers.links) + 1
         agree = 1 + sum(answer is not None and not answer.refusal for answer in answers.values())
@@ -185,11 +185,11 @@ class Votes:
             kept = restore.kept_term(RunPaths(row.directory)) if row is not None else 0
         return max(kept, self._db.consented_term(run))
 
-    async def answer(self, claimant: str, address: str, claim: m.PeerClaim) -> m.PeerConsent:
+    async def answer(self, claimant: str, address: str, claim: messages.PeerClaim) -> messages.PeerConsent:
         """The answer to the claimant, whose agent takes requests at `address`; its link and number are still open."""
         takes_part = self._role.active_run is not None
-        said = m.PeerConsent(link="", seq=0, run=claim.run, term=claim.term, hosted=self._hosted)
-        refusal, items = self._objection(claimant, claim), list[m.Kept]()
+        said = messages.PeerConsent(link="", seq=0, run=claim.run, term=claim.term, hosted=self._hosted)
+        refusal, items = self._objection(claimant, claim), list[messages.Kept]()
         try:
             row = self._db.known_run(claim.run) if not claim.term else None
             if row is not None:
@@ -202,7 +202,7 @@ class Votes:
                 said, items, refusal = self._beyond_ended(claimant, address, claim, said)
             elif not refusal and self._role.run == claim.run:
                 if (led := self._role.session) is not None:
-                    own = m.HostedRank(led.run, 0, None, *led.recorder.newest())
+                    own = messages.HostedRank(led.run, 0, None, *led.recorder.newest())
                     items += beyond(led.recorder, led.paths, own, claim.hosted)
                 await self._hand_over(claimant, address, claim.term)
                 items += [row for row in self._db.open_commands() if row.run == claim.run]
@@ -216,10 +216,10 @@ class Votes:
         return msgspec.structs.replace(said, items=tuple(map(codec.encode, items)))
 
     @property
-    def _hosted(self) -> m.HostedRank | None:
+    def _hosted(self) -> messages.HostedRank | None:
         return self._role.followed.hosted if self._role.followed is not None else None
 
-    def _objection(self, claimant: str, claim: m.PeerClaim) -> str:
+    def _objection(self, claimant: str, claim: messages.PeerClaim) -> str:
         """Why this node doesn't consent, empty if it does; from then on to no one else in that term."""
         active = self._role.active_run
         if claimant not in self._context.cluster.nodes:
@@ -239,8 +239,8 @@ class Votes:
         return "" if given == claimant else f"{self._node} has agreed to {given}"
 
     def _beyond_ended(
-        self, claimant: str, address: str, claim: m.PeerClaim, said: m.PeerConsent
-    ) -> tuple[m.PeerConsent, list[m.Kept], str]:
+        self, claimant: str, address: str, claim: messages.PeerClaim, said: messages.PeerConsent
+    ) -> tuple[messages.PeerConsent, list[messages.Kept], str]:
         """Return what this node's record of a run that has ended has beyond the claimant's, or why that can't be told.
         If its own agent led the run it leads it no more. Raises InvalidInputError."""
         row = self._db.known_run(claim.run)

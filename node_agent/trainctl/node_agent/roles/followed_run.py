@@ -12,7 +12,7 @@ from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.records.keys import DURABLE_KEY, GENERATION_KEY, HANDED_OVER_KEY, decoded
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.trainers.rank_ports import Ending, RankPort
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -45,7 +45,7 @@ class FollowedRank:
         self._is_simulated = simulated
         self.known, self.config, self.paths, self.recorder, self.port = known, config, paths, recorder, port
         self.since_monotonic = time.monotonic()
-        self.wanted: tuple[m.RunState, str] | None = None  # what it is to end as, and why
+        self.wanted: tuple[messages.RunState, str] | None = None  # what it is to end as, and why
         self.ending: Ending | None = None  # of its trainer's process
         self.told_ending = False
         self._node, self._started_at, self._missed = node, started_at, adopted
@@ -53,9 +53,9 @@ class FollowedRank:
         kept, awaited = recorder.meta(GENERATION_KEY), recorder.meta(HANDED_OVER_KEY)
         generations = [state.generation] if state.generation is not None else []
         with refusing_damage(paths.record, ValueError, TypeError):
-            generations += [m.Generation(*map(int, kept.split(".")))] if kept is not None else []
+            generations += [messages.Generation(*map(int, kept.split(".")))] if kept is not None else []
             self._awaited_term = int(awaited or 0)
-        self.generation = max(generations, default=m.Generation(0, 0))
+        self.generation = max(generations, default=messages.Generation(0, 0))
         self._awaited_since_monotonic = time.monotonic()
         self._plan, self._pid, self._ready = state.plan, None if not adopted else port.look().pid, False
         self._engine, self._form = "none", None
@@ -66,8 +66,8 @@ class FollowedRank:
         return self.known.run
 
     @property
-    def hosted(self) -> m.HostedRank:
-        return m.HostedRank(self.run, self.known.rank, self._pid, *self.recorder.newest())
+    def hosted(self) -> messages.HostedRank:
+        return messages.HostedRank(self.run, self.known.rank, self._pid, *self.recorder.newest())
 
     @property
     def is_in_group(self) -> bool:
@@ -81,33 +81,33 @@ class FollowedRank:
 
     # ------------------------------------------------------------ down
 
-    async def obey(self, order: m.ToTrainer) -> bool:
+    async def obey(self, order: messages.ToTrainer) -> bool:
         """Pass an order on, a plan once it is journaled; False if it is of a generation that has been left. The word on
         the lead's record may come that late, and is of no use then."""
-        if isinstance(order, m.ReferenceSlice):
+        if isinstance(order, messages.ReferenceSlice):
             await self.port.tell(order)  # a trainer that isn't there asks again
             return True
-        if not isinstance(order, m.Leave):
+        if not isinstance(order, messages.Leave):
             if order.generation < self.generation:
-                return isinstance(order, m.StepPlan) and order.recorded is True
+                return isinstance(order, messages.StepPlan) and order.recorded is True
             self.see(order.generation)
-        if isinstance(order, m.StepPlan) and not order.recorded:
+        if isinstance(order, messages.StepPlan) and not order.recorded:
             self.recorder.plan(order, time.time(), durable=bool(order.commands))
             self._plan = order
             await self.recorder.settled()
-        elif isinstance(order, m.Form):
+        elif isinstance(order, messages.Form):
             self._engine = order.engine
         if not await self.port.tell(order):
             self._missed = True
-            if isinstance(order, m.Leave):
+            if isinstance(order, messages.Leave):
                 await self.port.end()
         return True
 
-    def keep(self, items: Sequence[bytes]) -> list[m.KeptCommand]:
+    def keep(self, items: Sequence[bytes]) -> list[messages.KeptCommand]:
         """Keep what its lead has kept; the commands among it, which are the agent's to keep. Raises ProtocolError."""
         return replication.keep_all(self.recorder, items)
 
-    def beyond(self, other: m.HostedRank) -> list[m.Kept]:
+    def beyond(self, other: messages.HostedRank) -> list[messages.Kept]:
         """Return what its record has beyond that of a node about to lead the run. Raises RefusedError if that is
         much."""
         return replication.beyond(self.recorder, self.paths, self.hosted, other)
@@ -117,17 +117,17 @@ class FollowedRank:
         self.told_ending = self.told_ending and lead == self.known.lead
         self.known = dataclasses.replace(self.known, lead=lead, address=address)
 
-    async def end(self, state: m.RunState, reason: str) -> None:
+    async def end(self, state: messages.RunState, reason: str) -> None:
         """Have the trainer end. `state` is the run's: "stopping" if the last one is not reported yet, "starting" if it
         never began and nothing of it is to be kept; where a plan was journaled that is taken for a failure."""
         never_began = state == "starting"
         if never_began and self._plan is not None:
             state, reason = "failed", f"{self.known.lead} no longer knows this run"
-        if never_began or state not in m.ACTIVE_RUN_STATES:
+        if never_began or state not in messages.ACTIVE_RUN_STATES:
             self.wanted = (state, reason)
         if self.ending is not None:
             return
-        if state == "starting" or not await self.port.tell(m.Leave(run=self.run, reason=reason or state)):
+        if state == "starting" or not await self.port.tell(messages.Leave(run=self.run, reason=reason or state)):
             await self.port.end()
 
     async def start_again(self) -> None:
@@ -140,7 +140,7 @@ class FollowedRank:
             self.ending, self._ready, self._missed = None, False, False
         self.told_ending = False
 
-    def see(self, generation: m.Generation) -> None:
+    def see(self, generation: messages.Generation) -> None:
         """Obey no order of an older one from here on."""
         if generation > self.generation:
             self.generation = generation
@@ -167,9 +167,13 @@ class FollowedRank:
 
     # ------------------------------------------------------------ up
 
-    def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
+    def heard(self, answer: messages.FromTrainer, *, returned: bool) -> bool:
         """Return whether what its lead sent it before this answer may have been lost."""
-        self._ready = self._ready or isinstance(answer, m.Ready) or (isinstance(answer, m.Alive) and bool(answer.ready))
+        self._ready = (
+            self._ready
+            or isinstance(answer, messages.Ready)
+            or (isinstance(answer, messages.Alive) and bool(answer.ready))
+        )
         returned, self._missed = returned or self._missed, False
         return returned
 
@@ -198,14 +202,14 @@ class FollowedRank:
             self._keep_view()
         return changed
 
-    def look(self) -> m.RunView:
+    def look(self) -> messages.RunView:
         """The run as far as it is known here: its lead, and the rank on this node."""
         plan, config = self._plan, self.config
         objective = objective_of(config.objective, config.data.kind)
         work = next((work for work in plan.work if work.rank == self.known.rank), None) if plan else None
         share = sum(piece.count for piece in work.ranges) if work else 0
-        state: m.RankState = "done" if self.ending else "run" if plan else "ready" if self._ready else "starting"
-        rank = m.RankView(
+        state: messages.RankState = "done" if self.ending else "run" if plan else "ready" if self._ready else "starting"
+        rank = messages.RankView(
             rank=self.known.rank,
             node=self._node,
             state=state,
@@ -215,7 +219,7 @@ class FollowedRank:
             pid=self._pid,
             why=self.ending.why if self.ending and not self.ending.clean else "",
         )
-        return m.RunView(
+        return messages.RunView(
             run=self.run,
             name=config.run.name,
             state=self._state(),
@@ -238,7 +242,7 @@ class FollowedRank:
             simulated=self._is_simulated,
         )
 
-    def _state(self) -> m.RunState:
+    def _state(self) -> messages.RunState:
         if self.wanted is not None:
             return self.wanted[0] if self.ending is not None else "stopping"
         return "running" if self._plan is not None else "starting"

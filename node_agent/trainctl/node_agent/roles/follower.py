@@ -21,7 +21,7 @@ from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.trainers.rank_ports import Ending
 from trainctl.node_agent.transport.conversations import SILENT_AFTER_SECONDS, InboundLinks, Order, Say
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.config.env_policy import omp_threads
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.machine.cgroups import core_pool, usable_cores
@@ -40,7 +40,7 @@ class Follower:
         self._votes = Votes(context, role, self._hand_over)
         self.loop_lag_seconds = 0.0
         self.sleep_clock = sleep_clock.SleepClock(sleep_clock.read())
-        self.host_reading: m.HostReading | None = None  # this machine's newest, for its leads
+        self.host_reading: messages.HostReading | None = None  # this machine's newest, for its leads
         self._pinged: tuple[float, float | None] = (0.0, None)  # when, by the lead of the run, and its round trip
         self._orders: asyncio.Queue[tuple[str, Order]] = asyncio.Queue()
 
@@ -58,23 +58,23 @@ class Follower:
 
     # ------------------------------------------------------------ what leads say
 
-    async def receive(self, identity: bytes, message: m.ToPeer) -> None:
+    async def receive(self, identity: bytes, message: messages.ToPeer) -> None:
         """One message of a lead, by the address of its socket."""
-        if isinstance(message, m.PeerHello):
+        if isinstance(message, messages.PeerHello):
             await self._greet(identity, message)
         elif (lead := await self._links.judge(identity, message)) is not None:
-            if isinstance(message, m.PeerPing):
+            if isinstance(message, messages.PeerPing):
                 await self._beat(lead, message)
             else:
                 self._orders.put_nowait((lead, message))
 
-    async def _beat(self, lead: str, ping: m.PeerPing) -> None:
+    async def _beat(self, lead: str, ping: messages.PeerPing) -> None:
         self._context.late_events.remove(lead, ping.taken)
         ranks = self._hosting.hosted_for(lead)
         if ranks:
             self._pinged = time.monotonic(), ping.round_trip_seconds
         sleep = self.sleep_clock.reported(time.monotonic())
-        beat = m.PeerBeat(
+        beat = messages.PeerBeat(
             link="",
             seq=0,
             ranks=ranks,
@@ -90,13 +90,13 @@ class Follower:
         if ping.yields and ranks:
             self._lead.transfer.succeed()
 
-    def lead_of(self, message: m.ToPeer) -> str | None:
+    def lead_of(self, message: messages.ToPeer) -> str | None:
         """The node that a message claims to be of, None for one of no conversation that is known here."""
-        return message.lead if isinstance(message, m.PeerHello) else self._links.lead_of(message.link)
+        return message.lead if isinstance(message, messages.PeerHello) else self._links.lead_of(message.link)
 
-    async def _greet(self, identity: bytes, hello: m.PeerHello) -> None:
+    async def _greet(self, identity: bytes, hello: messages.PeerHello) -> None:
         self._lead.moved(hello.lead, hello.address)
-        told, term = hello.generation or m.Generation(0, 0), self._votes.term_of(hello.run)
+        told, term = hello.generation or messages.Generation(0, 0), self._votes.term_of(hello.run)
         if hello.run is not None and told.term < term:
             text = f"{self._node} has seen term {term}; {hello.lead} leads in an older one"
             row = self._db.known_run(hello.run)
@@ -107,7 +107,7 @@ class Follower:
             await self._links.refuse(identity, hello.link, "busy", f"{self._node} is about to lead {hello.run}")
             return
         followed, over = self.followed, self._is_over(hello)
-        welcome = m.PeerWelcome(
+        welcome = messages.PeerWelcome(
             link=hello.link,
             node=self._node,
             boot=self._context.boot,
@@ -127,7 +127,7 @@ class Follower:
         if followed is not None and followed.known.lead == hello.lead:
             followed.told_ending = False  # what was said in an older conversation may not have arrived
 
-    async def _accept_lead(self, hello: m.PeerHello) -> bool:
+    async def _accept_lead(self, hello: messages.PeerHello) -> bool:
         """Follow another lead of the same run in a newer term, or the same one at another address; False if this
         agent can't let go of the run at this moment."""
         told = hello.generation
@@ -147,7 +147,7 @@ class Follower:
             newer = told.term > followed.generation.term
             moved = hello.lead == followed.known.lead and hello.address != followed.known.address
             if newer:
-                followed.see(m.Generation(told.term, 0))
+                followed.see(messages.Generation(told.term, 0))
             if newer or moved:
                 followed.follow(hello.lead, hello.address)
                 self._db.follow(followed.known)
@@ -169,7 +169,7 @@ class Follower:
         except InvalidInputError as error:
             self._db.set_run_state(row.run, "failed", str(error))
 
-    def _is_over(self, hello: m.PeerHello) -> tuple[m.HostedRank, Ending] | None:
+    def _is_over(self, hello: messages.PeerHello) -> tuple[messages.HostedRank, Ending] | None:
         """The rank of the lead's run, if it was hosted here and this agent has done with it."""
         if hello.run is None or (self.followed is not None and self.followed.run == hello.run):
             return None
@@ -177,7 +177,7 @@ class Follower:
         if known is None or known.lead != hello.lead or row is None or known.rank == NO_RANK:
             return None
         why = row.reason or f"was {row.state} there"
-        return m.HostedRank(hello.run, known.rank, None), Ending(clean=False, why=why)
+        return messages.HostedRank(hello.run, known.rank, None), Ending(clean=False, why=why)
 
     # ------------------------------------------------------------ orders
 
@@ -186,27 +186,29 @@ class Follower:
         while True:
             lead, order = await self._orders.get()
             match order:
-                case m.PeerHost():
+                case messages.PeerHost():
                     field, problem = await self._hosting.host(lead, self._links.address(lead), order)
-                    said = m.PeerHosted(link="", seq=0, run=order.run, rank=order.rank, field=field, problem=problem)
+                    said = messages.PeerHosted(
+                        link="", seq=0, run=order.run, rank=order.rank, field=field, problem=problem
+                    )
                     if self.followed is not None and not field:
                         said = msgspec.structs.replace(said, hosted=self.followed.hosted)
                     await self._links.answer(lead, said)
                     if self.followed is not None and not field:  # an exit reported before is taken for an older one's
                         self.followed.told_ending = False
-                case m.PeerRelay():
+                case messages.PeerRelay():
                     await self._relay(lead, order)
-                case m.PeerEnd():
+                case messages.PeerEnd():
                     await self._end(lead, order)
-                case m.PeerTrainer():
+                case messages.PeerTrainer():
                     await self._wish(lead, order)
-                case m.PeerKeep():
+                case messages.PeerKeep():
                     await self._keep(lead, order)
-                case m.PeerClaim():
+                case messages.PeerClaim():
                     consent = await self._votes.answer(lead, self._links.address(lead), order)
                     await self._links.answer(lead, consent)
 
-    async def _keep(self, lead: str, kept: m.PeerKeep) -> None:
+    async def _keep(self, lead: str, kept: messages.PeerKeep) -> None:
         """Keep the lead's items. Those of a conversation that is over are dropped: they are sent again, after what this
         record lacks before them."""
         followed = self.followed
@@ -234,12 +236,12 @@ class Follower:
         is_it = followed is not None and followed.known.is_same(FollowedRun(run, rank, lead, ""))
         return followed if is_it else None
 
-    async def _relay(self, lead: str, relay: m.PeerRelay) -> None:
+    async def _relay(self, lead: str, relay: messages.PeerRelay) -> None:
         order = relay.order
         followed = self._hosted(lead, order.run, relay.rank)
         if followed is None:
             text = f"{self._node} hosts no rank {relay.rank} of {order.run} for {lead}"
-            if not isinstance(order, m.Leave):
+            if not isinstance(order, messages.Leave):
                 await self._links.object(lead, "busy", text)
             elif order.run != self._role.active_run:
                 await self._tell_unknown(lead, order.run, relay.rank)
@@ -249,7 +251,7 @@ class Follower:
             text = f"{self._node} is already in {followed.generation} of {followed.run}"
             await self._links.object(lead, "older-term", text)
 
-    async def _end(self, lead: str, end: m.PeerEnd) -> None:
+    async def _end(self, lead: str, end: messages.PeerEnd) -> None:
         followed = self._hosted(lead, end.run, end.rank)
         if followed is not None:
             await followed.end(end.state, end.reason)
@@ -257,7 +259,7 @@ class Follower:
         elif end.run != self._role.active_run:
             await self._tell_unknown(lead, end.run, end.rank)  # its lead may wait for it to end
 
-    async def _wish(self, lead: str, wish: m.PeerTrainer) -> None:
+    async def _wish(self, lead: str, wish: messages.PeerTrainer) -> None:
         followed = self._hosted(lead, wish.run, wish.rank)
         if followed is None:
             await self._tell_unknown(lead, wish.run, wish.rank)
@@ -270,11 +272,11 @@ class Follower:
 
     async def _tell_unknown(self, lead: str, run: str, rank: int) -> None:
         gone = Ending(clean=False, why="is no longer known to its agent")
-        await self._tell_exit(lead, m.HostedRank(run, rank, None), gone)
+        await self._tell_exit(lead, messages.HostedRank(run, rank, None), gone)
 
     # ------------------------------------------------------------ the trainer
 
-    async def heard(self, answer: m.FromTrainer, *, returned: bool) -> bool:
+    async def heard(self, answer: messages.FromTrainer, *, returned: bool) -> bool:
         """Pass a trainer's answer on to its lead; False if it is of no run that is followed."""
         followed = self.followed
         if followed is None or (followed.run, followed.known.rank) != (answer.run, answer.rank):
@@ -317,11 +319,11 @@ class Follower:
             await self._pass_on(lead, report)
         return await self._tell_exit(lead, followed.hosted, ending)
 
-    async def _pass_on(self, lead: str, answer: m.FromTrainer, *, returned: bool = False) -> bool:
-        return await self._links.answer(lead, m.PeerAnswer(link="", seq=0, answer=answer, returned=returned))
+    async def _pass_on(self, lead: str, answer: messages.FromTrainer, *, returned: bool = False) -> bool:
+        return await self._links.answer(lead, messages.PeerAnswer(link="", seq=0, answer=answer, returned=returned))
 
-    async def _tell_exit(self, lead: str, hosted: m.HostedRank, ending: Ending) -> bool:
-        said = m.PeerExit(link="", seq=0, run=hosted.run, rank=hosted.rank, **ending._asdict())
+    async def _tell_exit(self, lead: str, hosted: messages.HostedRank, ending: Ending) -> bool:
+        said = messages.PeerExit(link="", seq=0, run=hosted.run, rank=hosted.rank, **ending._asdict())
         return await self._links.answer(lead, said)
 
     def lead_silent_seconds(self, followed: FollowedRank) -> float:

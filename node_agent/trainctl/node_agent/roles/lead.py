@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import CommandEnded, RankEnded, RankReturned, RankSilent
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.roles.drains import DrainingNodes, awaited_seconds
@@ -24,11 +24,11 @@ from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.recovery import Recovery
 from trainctl.node_agent.runs.session import RunListener, Session
 from trainctl.node_agent.transport.peer_pool import Peers
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import BusyError, InvalidInputError, RefusedError
-from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.events import LeadChanged, NodeState, Notice, RunStateChanged
 from trainctl.protocol.record.paths import RunPaths
 
 ENDING_SECONDS = 10.0
@@ -42,14 +42,14 @@ class _Alerts(Protocol):
     """Follows the run that is led, and carries out commands about alerts."""
 
     def ended(self, session: Session) -> None: ...
-    def read(self, reading: m.HostReading) -> None: ...
-    def obey(self, command: m.Command, args: verbs.Acknowledge | verbs.Mute) -> d.CommandEnded: ...
+    def read(self, reading: messages.HostReading) -> None: ...
+    def obey(self, command: messages.Command, args: verbs.Acknowledge | verbs.Mute) -> CommandEnded: ...
 
 
 class _References(Protocol):
     """Collects a reference's log-probabilities from the ranks that load, and hands them on."""
 
-    async def take(self, session: Session, ask: m.ReferenceAsk) -> None: ...
+    async def take(self, session: Session, ask: messages.ReferenceAsk) -> None: ...
     def ended(self) -> None: ...
     def close(self) -> None: ...
 
@@ -61,7 +61,7 @@ class _Awaited:
     known: KnownRun
     problem: str
     due: float  # by time.monotonic
-    early: list[tuple[m.FromTrainer, bool]] = dataclasses.field(default_factory=list)  # what its trainers said
+    early: list[tuple[messages.FromTrainer, bool]] = dataclasses.field(default_factory=list)  # what its trainers said
 
 
 class Lead:
@@ -103,7 +103,7 @@ class Lead:
 
     # ------------------------------------------------------------ starting
 
-    async def start_run(self, command: m.Command, args: verbs.StartRun) -> str:
+    async def start_run(self, command: messages.Command, args: verbs.StartRun) -> str:
         """Start a new run, or an old one again. Raises InvalidInputError or RefusedError; leaves nothing then."""
         if command.node not in (None, self._context.node):
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
@@ -131,7 +131,7 @@ class Lead:
             await self.journal.fail_open("another run was started instead", waited.run)
         return run
 
-    async def _opening(self, command: m.Command, args: verbs.StartRun) -> restore.Opening:
+    async def _opening(self, command: messages.Command, args: verbs.StartRun) -> restore.Opening:
         if args.resume is None and args.branch is not None:
             return await self.launch.branch(args, command)
         if args.resume is None:
@@ -152,9 +152,9 @@ class Lead:
         for event in opening.kept:
             self._context.publisher.publish(event)
         for notice in opening.notices:
-            session.happened(e.Notice(notice), "warning")
+            session.happened(Notice(notice), "warning")
         for remark in opening.remarks:
-            session.happened(e.Notice(remark))
+            session.happened(Notice(remark))
         self._context.publisher.publish(session.view)
         for node in self.remote(session).values():
             self.give_copy(session, node)
@@ -206,18 +206,18 @@ class Lead:
         self._db.saw(opening.conductor.durable.generation)
         session = await self._go_on(opening, known)
         handed_over = self.peers.is_open(before)
-        session.happened(e.LeadChanged(before, self._context.node, term), "info" if handed_over else "warning")
+        session.happened(LeadChanged(before, self._context.node, term), "info" if handed_over else "warning")
         for link in self.peers.links.values():
             link.renew()
         if not handed_over:
             for rank in [rank for rank, node in self.remote(session).items() if node == before]:
-                await session.feed(d.RankSilent(rank, f"{before}'s agent is gone, and another node was promoted"))
+                await session.feed(RankSilent(rank, f"{before}'s agent is gone, and another node was promoted"))
         return session.conductor.progress.step
 
     async def _go_on(self, opening: restore.Opening, known: KnownRun) -> Session:
         session = self._open(opening, known.started_at)
         for notice in opening.notices:
-            session.happened(e.Notice(notice), "error")
+            session.happened(Notice(notice), "error")
         await session.watch_trainers()
         await self.journal.conduct_again(session)
         return session
@@ -236,7 +236,7 @@ class Lead:
         ranks = restore.kept_ranks(RunPaths(known.directory))
         rank = next((rank for rank, node in ranks.items() if node == self._context.node), None)
         if session is not None:
-            session.happened(e.LeadChanged(self._context.node, successor))
+            session.happened(LeadChanged(self._context.node, successor))
             await session.copies.flush()
             await session.copies.close()  # from here to the end without a pause: a trainer always has its conductor
             if self.session is not session:
@@ -250,7 +250,7 @@ class Lead:
         link = self.peers.links.get(node)
         if link is not None and link.address != address and not link.line.open:
             if self.session is not None:
-                self.session.happened(e.NodeState(node, "moved", address), "info", node)
+                self.session.happened(NodeState(node, "moved", address), "info", node)
             link.move(address)
 
     def give_copy(self, session: Session, node: str) -> None:
@@ -270,7 +270,7 @@ class Lead:
 
     # ------------------------------------------------------------ leading
 
-    async def heard(self, answer: m.FromTrainer, *, returned: bool, node: str | None = None) -> bool:
+    async def heard(self, answer: messages.FromTrainer, *, returned: bool, node: str | None = None) -> bool:
         """Take what a trainer of a node (None: this one) said; False if it is of no run that is led here. `returned`:
         earlier messages to it may be lost."""
         session = self.session
@@ -280,8 +280,8 @@ class Lead:
         if session is None or answer.run != session.run or self._node(answer.rank) != (node or self._context.node):
             return False
         if returned:
-            await session.feed(d.RankReturned(answer.rank))
-        if isinstance(answer, m.ReferenceAsk):
+            await session.feed(RankReturned(answer.rank))
+        if isinstance(answer, messages.ReferenceAsk):
             await self._references.take(session, answer)
         else:
             await session.feed(answer)
@@ -325,7 +325,7 @@ class Lead:
             most_seconds = awaited_seconds(goes_back=session.conductor.goes_back, leaving=bool(link.leaving))
             if session.conductor.final is not None and link.silent_seconds > most_seconds:
                 why = f"has been unreachable for {link.silent_seconds:.0f} s"
-                await session.feed(d.RankEnded(rank, False, why))
+                await session.feed(RankEnded(rank, False, why))
 
     async def serve(self) -> None:
         """Close the record of each run that has ended."""
@@ -336,7 +336,7 @@ class Lead:
                 case Leading(session) if session.ended is not None:
                     await self._close(session, session.ended.state, session.ended.reason)
 
-    async def _close(self, session: Session, state: m.RunState, reason: str) -> None:
+    async def _close(self, session: Session, state: messages.RunState, reason: str) -> None:
         """Let go of a run none of whose ranks is left, and tell the nodes that hosted them."""
         self._references.ended()
         due = self._recovery.take(session, reason) if session.conductor.goes_back else None
@@ -344,7 +344,7 @@ class Lead:
         self.role.close(waiting)
         if waiting is None:
             self._db.set_run_state(session.run, state, reason)
-            ended = e.RunStateChanged("", state, step=session.conductor.progress.step)
+            ended = RunStateChanged("", state, step=session.conductor.progress.step)
             session.happened(ended, "error" if state == "failed" else "good")
             # A run that goes back no more is still shown as one that starts.
             self._context.publisher.publish(msgspec.structs.replace(session.view, state=state, reason=reason))
@@ -372,7 +372,7 @@ class Lead:
             self.role.finish()
             await self.journal.fail_open("the run ended before the command took effect", now.run)
 
-    def _stop_waiting(self, command: m.Command) -> int | None:
+    def _stop_waiting(self, command: messages.Command) -> int | None:
         """Have the run that waits to be resumed end instead. Returns its last step; None if there is none, or not that
         one."""
         now = self.role.now
@@ -396,7 +396,7 @@ class Lead:
         if self.session is not None:
             self.session.close()
 
-    async def drop(self, run: str, state: m.RunState, reason: str) -> None:
+    async def drop(self, run: str, state: messages.RunState, reason: str) -> None:
         """Have nothing to do any more with a run that another node has led to its end."""
         session = self.session
         self.role.let_go()

@@ -13,7 +13,7 @@ from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import checkpoint_source, preflight, restore, unstarted
 from trainctl.node_agent.runs.context import AgentContext
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -32,7 +32,7 @@ class RankHosting:
     def __init__(self, context: AgentContext, role: AgentRole) -> None:
         self._context, self._node, self._db, self._role = context, context.node, context.db, role
 
-    async def host(self, lead: str, address: str, wanted: m.PeerHost) -> tuple[str, str]:
+    async def host(self, lead: str, address: str, wanted: messages.PeerHost) -> tuple[str, str]:
         """Start the rank's trainer; gives the field that stands against it and what is wrong, or two empty strings."""
         known = FollowedRun(wanted.run, wanted.rank, lead, address)
         ending = self._role.followed
@@ -62,7 +62,7 @@ class RankHosting:
         if self._role.is_busy:
             raise InvalidInputError("run", f"leads {self._role.run or 'a run that is starting'}; one run at a time")
 
-    def _begin(self, known: FollowedRun, config: RunFile, wanted: m.PeerHost) -> None:
+    def _begin(self, known: FollowedRun, config: RunFile, wanted: messages.PeerHost) -> None:
         """Raises InvalidInputError or RefusedError; then it leaves no more than there was."""
         paths = RunPaths(received_names.id_folder(runs_directory(self._context.directory), known.run))
         row = self._db.known_run(known.run)
@@ -157,7 +157,7 @@ class RankHosting:
         self._role.let_go()
         return row, followed.known
 
-    def finish(self, followed: FollowedRank, state: m.RunState, reason: str) -> None:
+    def finish(self, followed: FollowedRank, state: messages.RunState, reason: str) -> None:
         """Its trainer has ended, as it was to; of one that never began ("starting") nothing is kept."""
         followed.close()
         self._context.link.forget(followed.run)
@@ -179,7 +179,7 @@ class RankHosting:
         if self._role.followed is not None:
             self._role.followed.close()
 
-    def hosted_for(self, lead: str) -> tuple[m.HostedRank, ...]:
+    def hosted_for(self, lead: str) -> tuple[messages.HostedRank, ...]:
         """Return what that node's agent is given of it."""
         followed = self._role.followed
         return (followed.hosted,) if followed is not None and followed.known.lead == lead else ()

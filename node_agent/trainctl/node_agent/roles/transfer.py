@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import CommandEnded
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.keys import DURABLE_KEY
 from trainctl.node_agent.records.replication import EndedRun
@@ -22,10 +22,10 @@ from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.transport.peer_pool import Peers
-from trainctl.protocol import messages as m
+from trainctl.protocol import messages
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.messages import events as e
 from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.events import LeadChanged
 from trainctl.protocol.record.paths import RunPaths
 
 _log: Final = logging.getLogger(__name__)
@@ -55,14 +55,14 @@ class Transfer:
         self._succession: asyncio.Task[None] | None = None  # the newest try to succeed a lead that leaves
         self._has_failed = False  # whether one ended by an error that isn't expected
 
-    async def promote(self, command: m.Command, args: verbs.Promote) -> d.CommandEnded:
+    async def promote(self, command: messages.Command, args: verbs.Promote) -> CommandEnded:
         """Lead the run followed here. Raises InvalidInputError; then only terms consented to have changed."""
         followed = self._check(command)
         before = followed.known.lead
         term = await self._consented(followed, args.old_lead_is_off)
         step = await self._take_over(followed, term)
         self._context.db.set_run(command.id, followed.run)
-        return d.CommandEnded(command.id, "applied", step, made=e.LeadChanged(before, self._context.node, term))
+        return CommandEnded(command.id, "applied", step, made=LeadChanged(before, self._context.node, term))
 
     def succeed(self) -> None:
         """Begin to lead the run that is followed here, whose lead leaves; called again and again until that has
@@ -93,7 +93,7 @@ class Transfer:
         the cluster has no quorum it isn't waited for either."""
         followed = self._role.followed
         if followed is not None and followed.wanted is None:
-            self._context.db.saw(m.Generation(term, 0))
+            self._context.db.saw(messages.Generation(term, 0))
             with contextlib.suppress(InvalidInputError):
                 await self._take_over(followed, await self._consented(followed, not self._context.cluster.quorum))
 
@@ -111,7 +111,7 @@ class Transfer:
     async def _consented(self, followed: FollowedRank, old_lead_is_off: bool) -> int:
         """The term in which the run that is followed may be led here. Raises InvalidInputError."""
         lead, term = followed.known.lead, followed.generation.term
-        self._context.db.saw(m.Generation(restore.kept_term(followed.paths), 0))
+        self._context.db.saw(messages.Generation(restore.kept_term(followed.paths), 0))
 
         def still() -> None:
             if self._role.followed is not followed or followed.wanted is not None:
@@ -121,7 +121,7 @@ class Transfer:
 
         return await Claim(self._context, self._peers, followed, lead, still).consented(old_lead_is_off)
 
-    def _check(self, command: m.Command) -> FollowedRank:
+    def _check(self, command: messages.Command) -> FollowedRank:
         node, followed = self._context.node, self._role.followed
         if command.node != node:
             raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
@@ -168,7 +168,7 @@ class Adoption:
     def __init__(self, context: AgentContext, role: AgentRole, peers: Peers, launch: Launch) -> None:
         self._context, self._role, self._peers, self._launch = context, role, peers, launch
 
-    async def take(self, command: m.Command, args: verbs.StartRun) -> Taken:
+    async def take(self, command: messages.Command, args: verbs.StartRun) -> Taken:
         """Whatever has to be agreed on with other nodes before `args.resume` is opened here. Raises InvalidInputError,
         and then nothing has changed but the terms that nodes have consented to."""
         run, node = args.resume or "", self._context.node
@@ -189,7 +189,7 @@ class Adoption:
             claim = Claim(self._context, self._peers, ended, lead, self.check_free, resume=True)
             term = await claim.consented(args.old_lead_is_off)
         restore.own(ended.paths, term)
-        self._context.db.saw(m.Generation(term, 0))
+        self._context.db.saw(messages.Generation(term, 0))
         self._context.db.unfollow(run)
         ranks = restore.kept_ranks(ended.paths)
         without = {rank: "was unreachable when the run was resumed" for rank, where in ranks.items() if where in out}
