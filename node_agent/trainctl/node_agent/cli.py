@@ -28,7 +28,7 @@ from trainctl.protocol.machine.standard_streams import exit_code, lossy_streams,
 from trainctl.protocol.record.paths import runs_directory
 
 if TYPE_CHECKING:
-    from trainctl.node_agent.agent import Options
+    from trainctl.node_agent.agent import Agent, Options
 
 app = typer.Typer(
     name="trainctl-agent",
@@ -243,18 +243,17 @@ async def _serve(
     os.umask(os.umask(PRIVATE) | PRIVATE)  # records and tokens hold what the data say
     bind.allow_open_files()
     known = [entry.address for entry in cluster.nodes.values()]
-    agent_of_node = Agent(name, *addresses, state, cluster, options)
-    async with agent_of_node as agent, at_work(agent, stall_seconds):
+    async with Agent(name, *addresses, state, cluster, options) as agent, at_work(agent, stall_seconds):
         root = str((state or state_root()).absolute())
         with registered(name, agent.address, known, agent.public_key, root) as registration:
             agent.looks.append(registration.look)
-            _say_bound(name, agent.address, agent.live_address, agent.metrics_url)
+            _say_bound(agent)
             await agent.serve()
 
 
-def _say_bound(name: str, listen: str, live: str, metrics: str | None = None) -> None:
-    said = {"name": name, "listen": listen, "live": live, "pid": os.getpid()}
-    print(json.dumps(said | ({"metrics": metrics} if metrics is not None else {})), flush=True)
+def _say_bound(agent: "Agent") -> None:
+    said = {"name": agent.node, "listen": agent.address, "live": agent.live_address, "pid": os.getpid()}
+    print(json.dumps(said | ({"metrics": url} if (url := agent.metrics_url) is not None else {})), flush=True)
 
 
 @app.command(short_help="Run the simulated nodes of a cluster file as agents on this machine.")
@@ -287,7 +286,7 @@ def simulate(
         async with simulated:
             first = simulated.agents[0]
             with registered(first.node, first.address, [agent.address for agent in simulated.agents]):
-                _say_bound(first.node, first.address, first.live_address, first.metrics_url)
+                _say_bound(first)
                 await simulated.serve()
 
     asyncio.run(serve())

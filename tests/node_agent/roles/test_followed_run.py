@@ -1,6 +1,8 @@
 """A rank of another node's run: what it obeys of its lead's orders."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -35,8 +37,10 @@ def test_a_late_word_on_the_lead_s_record_is_no_order_of_a_replaced_lead(tmp_pat
     paths, port = RunPaths(tmp_path / "run-1"), Port()
     paths.directory.mkdir()
     with RunDb(paths, resumable=False) as recorder:
-        known = FollowedRun("run-1", 1, "a", "x:1")
-        followed = FollowedRank(known, config(), paths, recorder, port, node="b", started_at=0.0)
+        context: Any = SimpleNamespace(
+            node="b", supervisor=SimpleNamespace(is_simulated=False), rank=lambda paths, rank: port
+        )
+        followed = FollowedRank(context, FollowedRun("run-1", 1, "a", "x:1"), config(), paths, recorder)
         followed.see(m.Generation(1, 3))
         late = msgspec.structs.replace(plan(7, m.Generation(1, 2)), kind="checkpoint", recorded=recorded)
         assert asyncio.run(followed.obey(late)) is is_obeyed

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 from trainctl.node_agent.conductor.views import same_but_progress
 from trainctl.node_agent.planning.durable import Durable
@@ -11,7 +12,8 @@ from trainctl.node_agent.records import replication
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.records.keys import DURABLE_KEY, GENERATION_KEY, HANDED_OVER_KEY, decoded
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.trainers.rank_ports import Ending, RankPort
+from trainctl.node_agent.runs.context import AgentContext
+from trainctl.node_agent.trainers.rank_ports import Ending
 from trainctl.protocol import messages
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import RunFile
@@ -30,25 +32,24 @@ class FollowedRank:
 
     def __init__(
         self,
+        context: AgentContext,
         known: FollowedRun,
         config: RunFile,
         paths: RunPaths,
         recorder: RunDb,
-        port: RankPort,
-        *,
-        node: str,
-        started_at: float,
-        adopted: bool = False,
-        simulated: bool = False,
+        adopted_at: float | None = None,
     ) -> None:
-        """`adopted`: an agent before this one started its trainer. Raises InvalidInputError for a damaged record."""
-        self._is_simulated = simulated
-        self.known, self.config, self.paths, self.recorder, self.port = known, config, paths, recorder, port
+        """`adopted_at`: when an agent before this one hosted the rank first; None: its trainer is still to be started.
+        Raises InvalidInputError for a damaged record."""
+        self.known, self.config, self.paths, self.recorder = known, config, paths, recorder
+        self.port = context.rank(paths, known.rank)
+        self._node, self._is_simulated = context.node, context.supervisor.is_simulated
         self.since_monotonic = time.monotonic()
         self.wanted: tuple[messages.RunState, str] | None = None  # what it is to end as, and why
         self.ending: Ending | None = None  # of its trainer's process
         self.told_ending = False
-        self._node, self._started_at, self._missed = node, started_at, adopted
+        self._started_at = adopted_at if adopted_at is not None else time.time()
+        self._missed = adopted_at is not None
         state = recorder.last_state()
         kept, awaited = recorder.meta(GENERATION_KEY), recorder.meta(HANDED_OVER_KEY)
         generations = [state.generation] if state.generation is not None else []
@@ -57,8 +58,8 @@ class FollowedRank:
             self._awaited_term = int(awaited or 0)
         self.generation = max(generations, default=messages.Generation(0, 0))
         self._awaited_since_monotonic = time.monotonic()
-        self._plan, self._pid, self._ready = state.plan, None if not adopted else port.look().pid, False
-        self._engine, self._form = "none", None
+        self._plan, self._pid, self._ready = state.plan, self.port.look().pid if self._missed else None, False
+        self._engine: Literal["none", "gloo", "ring"] = "none"
         self.view = self.look()
 
     @property

@@ -100,7 +100,7 @@ class RankHosting:
             if is_new:
                 self._db.add_run(known.run, config.run.name, time.time())
             self._db.follow(known)
-            followed = self._followed(known, config, paths, recorder, started_at=time.time(), adopted=False)
+            followed = FollowedRank(self._context, known, config, paths, recorder)
             followed.port.start(checkpoint)
             undo.pop_all()
         return followed
@@ -122,26 +122,11 @@ class RankHosting:
         paths = RunPaths(row.directory)
         config, recorder = run_file.read(paths.run_file), RunDb(paths, resumable=False)
         try:
-            followed = self._followed(known, config, paths, recorder, started_at=row.started_at, adopted=True)
+            followed = FollowedRank(self._context, known, config, paths, recorder, row.started_at)
         except InvalidInputError:
             recorder.close()
             raise
         self._take_up(followed)
-
-    def _followed(
-        self, known: FollowedRun, config: RunFile, paths: RunPaths, recorder: RunDb, *, started_at: float, adopted: bool
-    ) -> FollowedRank:
-        return FollowedRank(
-            known,
-            config,
-            paths,
-            recorder,
-            self._context.rank(paths, known.rank),
-            node=self._node,
-            started_at=started_at,
-            adopted=adopted,
-            simulated=self._context.supervisor.is_simulated,
-        )
 
     def _take_up(self, followed: FollowedRank) -> None:
         self._role.follow(followed)
