@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Literal
 
 from trainctl.node_agent.conductor.views import same_but_progress
 from trainctl.node_agent.planning.durable import Durable
@@ -59,7 +58,7 @@ class FollowedRank:
         self.generation = max(generations, default=messages.Generation(0, 0))
         self._awaited_since_monotonic = time.monotonic()
         self._plan, self._pid, self._ready = state.plan, self.port.look().pid if self._missed else None, False
-        self._engine: Literal["none", "gloo", "ring"] = "none"
+        self._engine = "none"
         self.view = self.look()
 
     @property
