@@ -9,7 +9,7 @@ import pytest
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings
-from trainctl.node_agent.roles.transfer import Adoption, Leaving
+from trainctl.node_agent.roles.transfer import Adoption
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.protocol.errors import InvalidInputError
@@ -52,7 +52,7 @@ def test_a_run_resumes_without_nodes_that_are_leaving(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run-1")
     recorded(paths, ("b", 30), ("c", 30))
     assert asyncio.run(adoption()._leaving(paths)) == {}
-    assert asyncio.run(adoption(c="a spot notice")._leaving(paths)) == {1: Leaving("c", "a spot notice")}
+    assert asyncio.run(adoption(c="a spot notice")._leaving(paths)) == {"c": "a spot notice"}
 
 
 @pytest.mark.parametrize(

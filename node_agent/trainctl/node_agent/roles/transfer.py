@@ -5,10 +5,10 @@ Both need the consent of the node that led it, or what an election asks for.
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from trainctl.node_agent.conductor.events import CommandEnded
 from trainctl.node_agent.records.agent_db import KnownRun
@@ -148,18 +148,12 @@ class Transfer:
         self._launch.check_take_over(followed.paths)
 
 
-class Taken(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Taken:
     """Ranks that the run has to do without, and what its events should say about it."""
 
-    without: Mapping[int, str] = MappingProxyType({})  # ranks whose nodes are unreachable or leaving, with the reasons
-    notices: tuple[str, ...] = ()
-
-
-class Leaving(NamedTuple):
-    """A node that must leave its runs, and why."""
-
-    node: str
-    why: str
+    without: Mapping[int, str]  # ranks whose nodes are unreachable or leaving, with the reasons
+    notices: tuple[str, ...]
 
 
 class Adoption:
@@ -177,8 +171,7 @@ class Adoption:
             raise InvalidInputError("resume", f"no run {run!r} on {node}: choose a node with a copy of its record")
         known, waiting = self._context.db.followed(run), self._role.waiting
         if known is None and (command.node is None or (waiting is not None and waiting.run == run)):
-            leaving = await self._leaving(RunPaths(row.directory))
-            return Taken(_lacking(leaving), _in_words(leaving))
+            return _taken(RunPaths(row.directory), (), await self._leaving(RunPaths(row.directory)))
         lead = known.lead if known is not None else node
         with EndedRun(row, known.rank if known is not None and known.rank >= 0 else None) as ended:
             if not ended.is_conductable:
@@ -191,11 +184,8 @@ class Adoption:
         restore.own(ended.paths, term)
         self._context.db.saw(messages.Generation(term, 0))
         self._context.db.unfollow(run)
-        ranks = restore.kept_ranks(ended.paths)
-        without = {rank: "was unreachable when the run was resumed" for rank, where in ranks.items() if where in out}
-        said = f"{node} now leads the run (term {term}, previously {lead})"
-        notices = (said if lead != node else "", missed, *_in_words(leaving))
-        return Taken(without | _lacking(leaving), tuple(text for text in notices if text))
+        said = f"{node} now leads the run (term {term}, previously {lead})" if lead != node else ""
+        return _taken(ended.paths, out, leaving, said, missed)
 
     def check_free(self) -> None:
         """Raises InvalidInputError while this node takes part in a run that another one leads."""
@@ -208,26 +198,25 @@ class Adoption:
             text += f"promote {node}"
         raise InvalidInputError("run", text)
 
-    async def _leaving(self, paths: RunPaths, out: Collection[str] = ()) -> dict[int, Leaving]:
-        """The ranks of other nodes that are leaving, as one with a spot notice is. Raises InvalidInputError if no
-        other node but those `out` has a rank that isn't drained, or the newest checkpoint."""
-        links = self._peers.links.items()
-        reasons = {node: link.leaving for node, link in links if link.leaving and link.line.open and node not in out}
-        ranks = restore.kept_ranks(paths) if reasons else {}
-        found = {rank: Leaving(node, reasons[node]) for rank, node in ranks.items() if node in reasons}
-        if not found:
+    async def _leaving(self, paths: RunPaths, out: Collection[str] = ()) -> dict[str, str]:
+        """The other nodes with ranks that are leaving, as one with a spot notice is, and why. Raises InvalidInputError
+        if no other node but those `out` has a rank that isn't drained, or the newest checkpoint."""
+        ranks, links = restore.kept_ranks(paths), self._peers.links
+        nodes = [node for node in links if links[node].leaving and links[node].line.open and node not in out]
+        reasons = {node: links[node].leaving for node in nodes if node in ranks.values()}
+        if not reasons:
             return {}
         gone, node, at_most = {*reasons, *out}, self._context.node, restore.rollback_step(paths)
         drained = restore.drained_ranks(paths)
         if gone.issuperset(where for rank, where in ranks.items() if rank not in drained):
-            raise InvalidInputError("resume", f"{', '.join(_in_words(found))}; no other node has a rank that trains")
+            raise InvalidInputError("resume", f"{', '.join(_in_words(reasons))}; no other node has a rank that trains")
         newest = await asyncio.to_thread(checkpoint_source.find, paths, node, out, at_most=at_most)
         there = await asyncio.to_thread(checkpoint_source.find, paths, node, gone, at_most=at_most)
         if there.step < newest.step:
             where = f"{newest.node} has the newest checkpoint, step-{newest.step}, and is leaving"
             problem = f"{where} ({reasons[newest.node]}); resume when {newest.node} is back"
             raise InvalidInputError("resume", problem)
-        return found
+        return reasons
 
     async def _check_reach(self, row: KnownRun, out: Collection[str], *, old_lead_is_off: bool) -> str:
         """Return whether all nodes of the run but those `out`, and its newest checkpoint, can be reached; gives what is
@@ -253,10 +242,14 @@ class Adoption:
         return text
 
 
-def _lacking(leaving: Mapping[int, Leaving]) -> dict[int, str]:
-    return {rank: f"was leaving when the run was resumed: {found.why}" for rank, found in leaving.items()}
+def _taken(paths: RunPaths, out: Collection[str], leaving: Mapping[str, str], *notices: str) -> Taken:
+    ranks = restore.kept_ranks(paths).items()
+    without = {rank: "was unreachable when the run was resumed" for rank, node in ranks if node in out}
+    for rank, node in ranks:
+        if node in leaving:
+            without[rank] = f"was leaving when the run was resumed: {leaving[node]}"
+    return Taken(without, (*filter(None, notices), *_in_words(leaving)))
 
 
-def _in_words(leaving: Mapping[int, Leaving]) -> tuple[str, ...]:
-    """A text for each node."""
-    return tuple(f"{node} is leaving: {why}" for node, why in dict.fromkeys(leaving.values()))
+def _in_words(leaving: Mapping[str, str]) -> list[str]:
+    return [f"{node} is leaving: {why}" for node, why in leaving.items()]
