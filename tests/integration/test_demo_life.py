@@ -237,7 +237,7 @@ def test_on_the_screen_it_is_steered_and_goes_on_when_the_screen_is_left(folder:
         terminal.keys("BSpace", "4")
         terminal.wait_for(r"8×3 → 4×6")
         terminal.keys("Enter")
-        terminal.wait_for(r"micro-batch: vm 8→4 @[\d,]+")  # the dialog has closed, and the Overview tells of it
+        terminal.wait_for(r"micro-batch: vm 8→4 @[\d,]+")  # the dialog has closed, and the Overview shows it
         terminal.keys("4")
         terminal.wait_for(r"resize-batch .*vm 8→4 .*applied")
         (session,) = set(sessions(folder)) - before
