@@ -47,7 +47,6 @@ SCALES = {
     "runs with own losses": Scale(10, 10, 500),
     "slow ranks": Scale(8, 8, 500),
     "slowdowns": Scale(8, 8, 500),
-    "soaked steps": Scale(60, 60, 600),
     "splits on screen": Scale(4, 4, 500),
     "terminations": Scale(1, 1, 30),
 }

@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 
@@ -21,7 +20,6 @@ from tests.tiers import scale
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS, until
 
 from trainctl.node_agent.records.keys import DURABLE_KEY
-from trainctl.node_agent.runs import unstarted
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import make_command
 from trainctl.protocol.record.schema import open_for_reading
@@ -204,24 +202,6 @@ def test_commands_for_an_older_plan_are_refused_and_recorded_whatever_generation
     assert (late.state, late.field) == ("rejected", "if_plan")
     assert version(live) == seen + 1
     assert recorded(live, old.id, late.id) == ["rejected", "rejected"]
-
-
-def test_the_next_agent_removes_the_directory_of_a_run_that_was_being_made(live: AgentProcess) -> None:
-    runs = live.directory / "runs"
-    before, left = {*runs.iterdir()}, runs / "half-20261126-120000-beef"
-    unstarted.mark(left)
-    (left / "logs").mkdir(parents=True)
-    restart(live)
-    assert {*runs.iterdir()} == before
-
-
-def test_commands_that_come_too_late_are_refused_and_recorded(live: AgentProcess) -> None:
-    with live.client() as client:
-        client.send("pause", {})
-        late = client.send("resize-batch", {"micro": 3}, id=str(uuid.uuid4()), ttl_seconds=1e-9)
-        client.send("resume", {})
-    assert late.state == "expired"
-    assert recorded(live, late.id) == ["expired"]
 
 
 def test_a_command_whose_time_is_up_while_no_agent_runs_is_refused_and_recorded(live: AgentProcess) -> None:

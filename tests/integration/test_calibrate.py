@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 import tomli_w
 from tests.cluster.run_files import on, on_mlx
@@ -12,7 +11,7 @@ from tests.cluster.waits import wait_for_end
 from tests.integration.conftest import AgentProcess
 from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import assert_one_line, call, call_json, call_process
-from tests.waiting import HANG_SECONDS, until
+from tests.waiting import until
 
 from trainctl.protocol.calibration.peak import peak
 from trainctl.protocol.calibration.profile import all_profiles
@@ -74,15 +73,6 @@ def test_a_training_node_is_not_calibrated_and_a_calibrated_node_does_not_train(
         refused = client.send("start-run", {"config": run_config()})
         assert refused.state == "rejected"
         assert "calibration is in progress" in refused.reason
-
-
-def test_an_agent_that_ends_leaves_no_measuring_process(agent, run_config):
-    with agent.client() as client:
-        client._run(client._client.ask(CalibrateRequest, "calibration-abcd", run_config()))
-    children = until(lambda: psutil.Process(agent.process.pid).children(recursive=True), 20, "the measuring process")
-    agent.terminate()
-    assert not psutil.wait_procs(children, timeout=HANG_SECONDS)[1]
-    assert not [*agent.directory.glob("calibration-*")]
 
 
 def test_what_can_not_be_calibrated_is_one_line(agent, tmp_path, run_config):

@@ -3,18 +3,16 @@
 import asyncio
 import contextlib
 import os
-import random
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
-from tests.asking import newest_events, run_of
+from tests.asking import run_of
 from tests.cluster.folding import check_edits, check_steps
-from tests.cluster.group_commands import SAMPLES, send_commands
+from tests.cluster.group_commands import SAMPLES
 from tests.cluster.run_files import FOREVER, NODES, on
-from tests.cluster.waits import plans_of, wait_for_end, wait_for_step
+from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.integration.conftest import keep_processes
 from tests.integration.support.clusters import Cluster, have_back
 from tests.waiting import HANG_SECONDS, until
@@ -22,11 +20,9 @@ from tests.waiting import HANG_SECONDS, until
 from trainctl.node_agent.trainers.rank_ports import newest_reports
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.protocol.client.client import Client, Connection
+from trainctl.protocol.client.client import Connection
 from trainctl.protocol.client.cluster import attach_cluster
-from trainctl.protocol.record import log_format
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui.state.source import ClusterSource
 
 
 @pytest.fixture(scope="module")
@@ -80,41 +76,6 @@ def wait_until_whole(client: BlockingClient) -> None:
 # ---------------------------------------------------------------- commands
 
 
-async def test_commands_are_applied_at_one_step_on_all_ranks_or_refused(group, group_config):
-    cluster, run = group
-
-    def client(node: str) -> Client:
-        return Client(cluster[node].address, by="tester", timeout_seconds=HANG_SECONDS)
-
-    await send_commands(cluster, client, run, group_config, batches=16)
-
-
-@pytest.mark.parametrize("killed", NODES)
-def test_killed_between_accept_and_apply_a_command_takes_effect_once_on_all_ranks(group, killed):
-    """With and without an agent that stands still, so that the step in progress can't end before the kill."""
-    cluster, run = group
-    for stands, verb, args in (
-        (True, "resize-batch", {"micro": 1 + NODES.index(killed) % 2}),
-        (False, "rebalance", {"shares": {"alpha": 3 + NODES.index(killed), "beta": 4}}),
-    ):
-        still = cluster["beta" if killed == "alpha" else killed].process
-        with cluster.client("alpha") as client:
-            if stands:
-                still.send_signal(signal.SIGSTOP)
-            try:
-                sent = client.send(verb, args, wait="accepted")
-                cluster[killed].kill()
-            finally:
-                if still.poll() is None:
-                    still.send_signal(signal.SIGCONT)
-            with waiting(cluster["alpha"].process):
-                cluster.start(killed)
-            again = client.send(verb, args, id=sent.id)
-            assert (sent.state in ("accepted", "applied"), again.state) == (True, "applied"), again
-            wait_for_step(client, again.step + 1)
-        check_effect(cluster, run, again, args)
-
-
 @contextlib.contextmanager
 def waiting(lead: "subprocess.Popen[str]") -> Iterator[None]:
     """The lead doesn't count the seconds in which an agent is started: on a busy machine its rank would be lost."""
@@ -127,54 +88,7 @@ def waiting(lead: "subprocess.Popen[str]") -> Iterator[None]:
             lead.send_signal(signal.SIGCONT)
 
 
-def check_effect(cluster: Cluster, run: str, reply: m.CommandReply, args: dict) -> None:
-    """The one step that the command was applied at, and that one's rows, have what it asked for. A row may come late:
-    what a rank said to an agent that was killed it says again to the next one."""
-    plans = plans_of(cluster.run_paths("alpha", run))
-    carrying = [plan for plan in plans if reply.id in plan.commands]
-    was_finished = any(plan.step == reply.step and plan.finishes is not None for plan in plans)
-    assert {plan.step for plan in carrying} == {reply.step}
-    (whole,) = {plan.work for plan in carrying if plan.finishes is None}
-    assert [NODES[work.rank] for work in whole] == list(NODES)
-    with RecordReader(cluster.run_paths("alpha", run)) as reader:
-        until(lambda: len(reader.rank_steps(reply.step)) == len(NODES), what="all ranks' rows of the step")
-        rows = {row.node: row for row in reader.rank_steps(reply.step)}
-    if "micro" in args:
-        done = {row.micro_batch for row in rows.values()}
-        assert {work.micro_batch for work in whole} == {args["micro"]}
-        # The rest of a batch that was half done may be smaller than a micro-batch.
-        assert done == {args["micro"]} or (was_finished and max(done) <= args["micro"])
-        return
-    planned = {NODES[work.rank]: sum(piece.count for piece in work.ranges) for work in whole}
-    assert planned.items() >= args["shares"].items() and sum(planned.values()) == SAMPLES
-    if all(plan.finishes is None for plan in carrying):
-        assert {node: row.samples for node, row in rows.items()} == planned
-
-
 # ---------------------------------------------------------------- agents that are killed
-
-
-def test_agents_killed_again_and_again_cost_no_step_and_no_trainer(group):
-    cluster, run = group
-    chance, trainers = random.Random(7), cluster.trainers()
-    assert [len(pids) for pids in trainers.values()] == [1, 1, 1]
-    with cluster.client("alpha") as client:
-        before = run_of(client)
-        for node in ("beta", "alpha", "gamma"):
-            time.sleep(chance.uniform(0.0, 0.2))
-            cluster[node].kill()
-            time.sleep(chance.uniform(0.0, 0.2))
-            cluster.start(node)
-            state = until(lambda: run_of(client), what="the lead's word")
-            wait_for_step(client, state.step + 5)
-        after = run_of(client)
-        events = newest_events(client)
-    assert cluster.trainers() == trainers
-    assert after.generation > before.generation and after.state == "running"
-    assert {event.by for event in events if event.kind == "agent"} >= {"beta", "gamma"}
-    with cluster.client("beta") as follower:
-        seen = run_of(follower)
-    assert (seen.run, seen.lead, seen.state) == (run, "alpha", "running")
 
 
 def test_a_step_that_a_node_made_before_it_died_has_its_row_once_the_node_is_back(group):
@@ -251,26 +165,3 @@ async def test_who_follows_the_cluster_through_any_agent_sees_the_lead_in_full_a
     assert seen["alpha"] >= {"Snapshot", "StepCommitted", "RankStep", "HostReading", "Heartbeat", "Connection"}
     for node in ("beta", "gamma"):  # which may report alerts of their own
         assert seen[node] - {"Alerts"} == {"NodeView", "HostReading", "Heartbeat", "Connection"}
-
-
-async def test_each_rank_s_log_and_processes_are_seen_through_any_agent(group):
-    cluster, run = group
-    processes: dict[str, set[str]] = {}
-    views: dict[str, m.NodeView] = {}
-    async with (
-        asyncio.timeout(HANG_SECONDS),
-        ClusterSource(cluster["gamma"].address, by="anna") as source,
-        contextlib.aclosing(source.follow(0)) as items,
-    ):
-        async for node, item in items:
-            if isinstance(item, m.HostReading):
-                processes[item.node] = {process.role for process in item.processes}
-            elif isinstance(item, m.NodeView):
-                views[node] = item
-            if len(processes) == 3 and all({"agent", "keeper", "trainer"} <= roles for roles in processes.values()):
-                break
-        logs = [await source.log(node, run, rank, -65_536, 65_536) for rank, node in enumerate(NODES)]
-    assert {view.version for view in views.values()} == {views["beta"].version} and views.keys() == {"beta", "gamma"}
-    for rank, part in enumerate(logs):
-        said = [log_format.read(line) for line in part.text.splitlines()]
-        assert part.rank == rank and [line.level for line in said if line.text.startswith("ready: ")] != []

@@ -1,7 +1,6 @@
 """Training needs none of its watchers: agents are killed and come back, and every step is in the record."""
 
 import random
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -125,30 +124,3 @@ def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_the_next_agent
         assert stopped.state == "applied"
         assert wait_for_end(client).state == "stopped"
     assert newest_complete(agent.run_paths(run).checkpoints).name == f"step-{stopped.step}"
-
-
-def test_sigterm_to_the_agent_leaves_the_trainer_training(live):
-    agent = live
-    (pid,) = agent.trainer_pids()
-    agent.process.send_signal(signal.SIGTERM)
-    assert agent._reap() == 0
-    assert psutil.Process(pid).is_running()
-    agent.start()
-    with agent.client() as client:
-        step = until(lambda: run_of(client)).step
-        wait_for_step(client, step + 5)
-        assert agent.trainer_pids() == [pid]
-
-
-def test_an_agent_that_stalls_longer_than_its_heartbeats_is_found_again_by_trainer_and_client(live):
-    """Stopped for five seconds (a paused machine, swapping): both reconnect, and nothing stays deaf."""
-    agent = live
-    with agent.client() as client:
-        first = run_of(client).step
-        agent.process.send_signal(signal.SIGSTOP)
-        time.sleep(5)
-        agent.process.send_signal(signal.SIGCONT)
-        stalled = until(lambda: run_of(client), what="the same client's snapshot").step
-        last = wait_for_step(client, stalled + 20).run.step
-        steps = [step.step for step in all_steps(client) if first < step.step <= last]
-    assert steps == list(range(first + 1, last + 1))

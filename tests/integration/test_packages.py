@@ -1,7 +1,6 @@
 """The wheel of this checkout in environments of its own: without extras, over version 0.2.0, and beside an index that
 has our names."""
 
-import json
 import re
 import subprocess
 import threading
@@ -13,8 +12,6 @@ from typing import Any
 
 import pytest
 from tests.conftest import ROOT
-from tests.integration.conftest import AgentProcess
-from tests.integration.support.client_alone import BLOCKED, DRIVE
 from tests.integration.support.packages import Venv, build_wheel
 from tests.waiting import HANG_SECONDS
 
@@ -47,14 +44,6 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Venv:
     made.link(*LIBRARIES)
     made.install("--no-index", wheel)
     return made
-
-
-def test_the_client_alone_drives_a_live_agent(bare: Venv, live: AgentProcess) -> None:
-    for name in BLOCKED:
-        done = subprocess.run([bare.python, "-I", "-c", f"import {name}"], capture_output=True, check=False)
-        assert b"ModuleNotFoundError" in done.stderr, f"{name} is not in this environment"
-    said = json.loads(bare.run(bare.python, "-I", "-c", f"import sys\n{DRIVE}", live.address))
-    assert said["state"] == "applied" and said["committed"] >= said["step"] > 0
 
 
 def test_the_client_loads_in_little_more_time_than_its_libraries(bare: Venv) -> None:

@@ -4,9 +4,7 @@ import contextlib
 import hashlib
 import os
 import random
-import signal
 import threading
-import time
 import tomllib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -23,7 +21,7 @@ from tests.integration.conftest import AgentProcess
 from tests.integration.support.file_watch import FileWatch
 from tests.integration.support.known_run import make_known, run_file
 from tests.integration.support.ports import free_addresses
-from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS, slowness, until
+from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS, until
 from tools.protocol_docs import examples
 
 from trainctl.node_agent.records import replication
@@ -44,7 +42,6 @@ from trainctl.tui.cli import runs
 NAMES = tiers.scale("names of each kind")
 AT_ONCE = 8
 """Requests that wait for a reply at a time; an agent takes 64."""
-STOP_SECONDS = 1.0
 RUN, WORK, SECRET = "r-1", "work-0001", "what nobody may read or change"
 pytestmark = pytest.mark.needs("linux")  # inotify tells who opens a file
 
@@ -452,31 +449,3 @@ def test_digests_are_of_what_a_run_file_names_and_of_regular_files(scene: Scene)
             for name in ("b.txt", "c.txt"):
                 (scene.root / "data" / name).unlink()
         assert watch.touched() == []
-
-
-def test_an_agent_that_stops_reads_no_further(scene: Scene) -> None:
-    """While it reads 4 TB that aren't there."""
-    large = scene.root / "data" / "large.txt"
-    with large.open("wb") as file:
-        file.truncate(4 * 10**12)
-    try:
-        with scene.dealer("anna") as dealer:
-            dealer.send(codec.encode(m.DigestsRequest(rid="d", what="data", path=str(scene.root / "data"))))
-            process = scene.agent.process
-            assert process is not None
-            until(lambda: str(large) in open_files(process.pid), 30, "it reads")
-            began = time.monotonic()
-            process.send_signal(signal.SIGTERM)
-            process.wait(HANG_SECONDS)
-            assert time.monotonic() - began < STOP_SECONDS * slowness()
-    finally:
-        large.unlink()
-        scene.start()
-
-
-def open_files(pid: int) -> list[str]:
-    found = []
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.append(str(link.readlink()))
-    return found

@@ -1,10 +1,9 @@
 """Commands to a live run: applied at one named step or refused by field, once, and all of it in the record."""
 
 import random
-import uuid
 
 import pytest
-from tests.asking import newest_events, run_of
+from tests.asking import run_of
 from tests.cluster.run_files import FOREVER
 from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.tui.support.cli_calls import call
@@ -102,19 +101,6 @@ def check_record(paths, applied) -> None:
             assert plans[step].learning_rate == done[step][2] == pytest.approx(args["value"], rel=1e-6)
 
 
-def test_the_same_id_twice_changes_nothing_and_another_body_conflicts(live):
-    with live.client() as client:
-        before = run_of(client).plan_version
-        id = str(uuid.uuid4())
-        first = client.send("resize-batch", {"micro": 2}, id=id)
-        second = client.send("resize-batch", {"micro": 2}, id=id)
-        other = client.send("resize-batch", {"micro": 3}, id=id)
-        version = run_of(client).plan_version
-    assert (first.state, first.step) == (second.state, second.step)
-    assert (other.state, other.field) == ("conflict", "id")
-    assert version == first.plan_version == before + 1
-
-
 def test_while_paused_commands_apply_at_once_and_name_the_step_to_come(live):
     with live.client() as client:
         paused = client.send("pause", {})
@@ -157,21 +143,6 @@ def test_a_verb_that_the_run_does_not_take_is_refused_with_the_same_words_everyw
         until(
             lambda: client.ask(m.SnapshotRequest, 0).runs == (), what="a list of live runs without one that has ended"
         )
-
-
-def test_a_command_accepted_before_the_kill_takes_effect_once_after_it(live):
-    agent, sent_ids = live, set()
-    with agent.client() as client:
-        for micro in (1, 2, 3, 5):
-            sent = client.send("resize-batch", {"micro": micro}, wait="accepted")
-            sent_ids.add(sent.id)
-            agent.kill()
-            agent.start()
-            again = client.send("resize-batch", {"micro": micro}, id=sent.id)
-            assert again.state == "applied"
-            assert run_of(client).ranks[0].micro_batch == micro
-        events = [event for event in newest_events(client) if event.command in sent_ids]
-        assert len(events) == len(sent_ids) == 4
 
 
 def test_a_paused_run_is_still_paused_after_its_agent_came_back(live):
