@@ -1,18 +1,23 @@
-"""The split by step models: the best there is if they are exact, near it under noise."""
+"""The split of a batch: whole samples by weights, the best shares by step models, and cores that ranks share."""
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cluster.run_files import small_run
 from tests.protocol.support import batch_rules, uneven_clusters
 from tests.protocol.support.uneven_clusters import step_seconds
 from tests.tiers import scale
 
+from trainctl.protocol.batch.core_sharing import Machine, share_cores
 from trainctl.protocol.batch.pass_curve import PassCurve
-from trainctl.protocol.batch.split import ShareCost, lower_bound, slowest, split
+from trainctl.protocol.batch.split import ShareCost, apportion, lower_bound, slowest, split, spread
 from trainctl.protocol.batch.step_model import StepModel
+from trainctl.protocol.calibration.profile import settings_digest
+from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import InvalidInputError
 
 SEEDS = scale("nodes' splits")
@@ -112,3 +117,86 @@ def test_large_clusters_are_never_far_behind_the_best_of_the_usual_rules() -> No
         parts.append(min(seconds) / ours(ranks, total, seen, NOISE))
     print(f"of the best of {', '.join(batch_rules.RULES)}: worst {min(parts):.4f}")
     assert min(parts) >= 0.98
+
+
+WEIGHTS = st.dictionaries(st.integers(0, 15), st.floats(0, 1e6), min_size=1, max_size=16)
+
+
+def test_samples_are_dealt_in_proportion() -> None:
+    for total, weights, counts in (
+        (32, {0: 14, 1: 2}, {0: 28, 1: 4}),  # what divides without a rest is dealt just so
+        (8, {0: 1, 1: 1, 2: 1}, {0: 3, 1: 3, 2: 2}),  # ties to the lower rank
+        (10, {0: 0.1, 1: 0.2, 2: 0.7}, {0: 1, 1: 2, 2: 7}),
+        (16, {0: 1000, 1: 1, 2: 1}, {0: 14, 1: 1, 2: 1}),  # no rank is left without
+        (3, {0: 0, 1: 0, 2: 5}, {0: 1, 1: 1, 2: 1}),
+    ):
+        assert apportion(total, weights) == counts
+
+
+@given(WEIGHTS, st.integers(0, 10_000))
+def test_shares_sum_to_the_batch_and_leave_no_rank_out(weights: dict[int, float], spare: int) -> None:
+    if not any(weights.values()):
+        return
+    total = len(weights) + spare
+    counts = apportion(total, weights)
+    assert counts.keys() == weights.keys()
+    assert sum(counts.values()) == total
+    assert min(counts.values()) >= 1
+    heavier = sorted(weights, key=lambda rank: (weights[rank], -rank))
+    assert all(counts[a] <= counts[b] for a, b in itertools.pairwise(heavier) if weights[a] < weights[b])
+
+
+@given(WEIGHTS, st.integers(0, 10_000))
+def test_what_is_spread_is_within_one_of_its_proportion(weights: dict[int, float], total: int) -> None:
+    whole = sum(weights.values())
+    if not whole:
+        return
+    counts = spread(total, weights)
+    assert sum(counts.values()) == total
+    assert all(abs(counts[rank] - total * weights[rank] / whole) < 1 + 1e-6 * total for rank in weights)
+
+
+def test_weights_without_a_proportion_and_more_ranks_than_samples_are_refused() -> None:
+    refused: tuple[dict[int, float], ...] = ({}, {0: 0.0}, {0: -1.0, 1: 2.0}, {0: float("nan")}, {0: float("inf")})
+    for weights in refused:
+        with pytest.raises(InvalidInputError, match="positive weight"):
+            apportion(8, weights)
+    with pytest.raises(InvalidInputError, match="shares: 2 samples are too few for 3 ranks"):
+        apportion(2, {0: 1, 1: 1, 2: 1}, "shares")
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=16))
+def test_what_is_a_split_already_stays_one(counts: list[int]) -> None:
+    assert [*apportion(sum(counts), dict(enumerate(map(float, counts)))).values()] == counts
+
+
+ONE, OTHER, UNKNOWN = Machine("boot-1", 8.0), Machine("boot-2", 4.0), Machine("", 8.0)
+
+
+@pytest.mark.parametrize(
+    ("tables", "machines", "threads"),
+    [
+        ({"a": {"shared_threads": 7}, "b": {}}, {"a": ONE, "b": OTHER}, [0, 0]),
+        ({"a": {}, "b": {}}, {"a": replace(ONE, threads=3), "b": ONE}, [0, 5]),
+        ({"a": {}, "b": {}}, {"a": replace(ONE, threads=3), "b": replace(ONE, threads=2)}, [0, 0]),
+        ({"a": {}, "b": {}, "old": {}}, {"a": ONE, "b": ONE, "old": Machine("", 0.0)}, [0, 0, 0]),
+        ({"a": {}, "b": {"backend": "mlx"}, "c": {}}, {"a": ONE, "b": ONE, "c": OTHER}, [4, 4, 0]),
+        ({"a": {"threads": 5}, "b": {}, "c": {}}, {"a": ONE, "b": ONE, "c": ONE}, [0, 1, 1]),
+        ({"a": {"threads": 8}, "b": {}}, {"a": ONE, "b": ONE}, [0, 1]),
+        ({"a": {"env": {"OMP_NUM_THREADS": "2"}}, "b": {}}, {"a": ONE, "b": replace(ONE, cores=6.5)}, [0, 4]),
+        ({"a": {}, "b": {}}, {"a": UNKNOWN, "b": UNKNOWN}, [0, 0]),
+        ({"a": {}, "b": {}}, {"a": ONE}, [0, 0]),
+    ],
+)  # fmt: skip
+def test_what_nodes_do_not_set_is_divided_among_those_that_share_cores(tmp_path, tables, machines, threads):
+    shared, lines = share_cores(run_file.parse(small_run(tmp_path, nodes=tables)), machines)
+    assert [table.shared_threads for table in shared.nodes.values()] == threads
+    assert [table.threads for table in shared.nodes.values()] == [table.get("threads", 0) for table in tables.values()]
+    assert len(lines) == (1 if any(threads) else 0)
+
+
+def test_a_profile_fits_with_and_without_a_part_of_shared_cores(tmp_path):
+    config = run_file.parse(small_run(tmp_path, nodes={"a": {}, "b": {}}))
+    shared, _ = share_cores(config, {"a": ONE, "b": ONE})
+    assert shared.nodes["a"].rank_threads == 4
+    assert settings_digest(shared, "a") == settings_digest(config, "a")

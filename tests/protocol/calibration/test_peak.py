@@ -1,12 +1,33 @@
-"""The sweep's end and the chosen micro-batch: known curves, and any curve against a search over all of it."""
+"""Profiles: the sweep's end and the chosen micro-batch, their files, and the runs that they fit."""
+
+import re
+import tempfile
+from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.protocol.support.profiles import profile_of
+from tests.protocol.support import strategies
+from tests.protocol.support.profiles import KEY, profile_of
 
 from trainctl.protocol.calibration.peak import FALL, NEAR, between, has_fallen, next_micro, peak, slower
-from trainctl.protocol.calibration.profile import DiskRate, LinkRate, MatmulRate, Pass
+from trainctl.protocol.calibration.profile import (
+    KEPT,
+    UNKNOWN,
+    DeviceProfile,
+    DiskRate,
+    LinkRate,
+    MatmulRate,
+    Pass,
+    all_profiles,
+    key_of,
+    profiles_of_key,
+    read_profile,
+    write_profile,
+)
+from trainctl.protocol.config import run_file
+from trainctl.protocol.errors import InvalidInputError
 
 
 def passes_of(rates: dict[int, float]) -> list[Pass]:
@@ -95,3 +116,86 @@ def test_what_got_slower_is_named_with_its_size():
     for field in ("model_digest", "dtype", "settings"):  # another model's training rates are not compared
         key = msgspec.structs.replace(before.key, **{field: "other"})
         assert not slower(before, msgspec.structs.replace(before, key=key, passes=after.passes))
+
+
+@given(strategies.of(DeviceProfile, finite=True))
+def test_a_written_profile_is_read_unchanged(profile):
+    profile = msgspec.structs.replace(profile, created_at=profile.created_at % 4e9)
+    with tempfile.TemporaryDirectory() as name:
+        path = write_profile(Path(name) / "profiles", profile)
+        assert read_profile(path) == profile
+        assert profiles_of_key(path.parent, profile.key) == [profile]
+        assert not [*path.parent.glob("*.tmp")]
+
+
+def test_a_profile_of_0_2_0_with_parts_that_are_no_longer_measured_opens(tmp_path):
+    path = write_profile(tmp_path, profile := profile_of(matmul=(MatmulRate("float32", 5.0),)))
+    text = path.read_text().replace("[profile]\n", "[profile]\nmemory_bytes_per_second = 1e10\n")
+    text = text.replace("gflops = 5.0", "gflops = 5.0, gflops_per_core = 2.0")
+    path.write_text(text + "\n[profile.data]\nwarm_samples_per_second = 4.0\n")
+    assert "per_core" in text and "memory_bytes_per_second" in text
+    assert all_profiles(tmp_path) == [profile]
+
+
+def test_a_bad_file_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "bad.toml"
+    for text, problem in (
+        ("schema = ", "not a readable TOML file"),
+        ("[profile]\n", "no schema number"),
+        ("schema = 99\n", "schema 99"),
+        ("schema = 1\n[profile]\ncreated_at = 1.0\n", "key"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InvalidInputError, match=f"^{re.escape(str(path))}.*{problem}.*$"):
+            read_profile(path)
+
+
+def test_only_the_newest_of_a_key_are_kept_and_a_damaged_file_costs_no_other_profile(tmp_path):
+    made = [profile_of(created_at=1_770_000_000.0 + 60 * number) for number in range(KEPT + 3)]
+    other = profile_of(key=msgspec.structs.replace(KEY, dtype="bfloat16"), created_at=1.0)
+    for profile in [other, *made]:
+        path = write_profile(tmp_path, profile)
+    path.with_name(path.name.replace("-2", "-1", 1)).write_text("{")
+    assert profiles_of_key(tmp_path, KEY) == made[3:]
+    assert all_profiles(tmp_path) == [other, *made[3:]]
+
+
+RAW = {
+    "run": {"name": "demo", "steps": 10},
+    "model": {"path": "/models/small"},
+    "data": {"path": "/data/a.txt", "sequence_length": 64},
+    "batch": {"global": 16},
+    "optimizer": {"learning_rate": 0.001},
+    "nodes": {"a": {}, "b": {"threads": 1}},
+}
+
+
+def key(overrides=(), node="a", backend="torch"):
+    raw = {name: dict(table) for name, table in RAW.items()}
+    for table, field, value in overrides:
+        raw.setdefault(table, {})[field] = value
+    return key_of(run_file.parse(raw), node, backend=backend, device="cpu", model_digest="d1")
+
+
+def test_only_a_setting_that_changes_a_pass_changes_the_key():
+    for change in (
+        ("model", "dtype", "bfloat16"), ("model", "gradient_checkpointing", "all"), ("adapter", "kind", "lora"),
+        ("data", "sequence_length", 128), ("batch", "micro_tokens", 4096), ("optimizer", "kind", "adamw-8bit"),
+    ):  # fmt: skip
+        assert key([change]) != key(), change
+    for change in (
+        ("run", "steps", 99), ("batch", "global", 32), ("batch", "micro", 2), ("optimizer", "learning_rate", 0.1),
+        ("data", "path", "/elsewhere/a.txt"), ("checkpoint", "every_steps", 5),
+    ):  # fmt: skip
+        assert key([change]) == key(), change
+
+
+def test_the_file_of_rows_the_attention_of_packs_and_a_node_s_own_settings_count():
+    rows = [("data", "kind", "rows"), ("data", "path", "/data/a.jsonl")]
+    assert key(rows) != key([*rows, ("data", "path", "/data/b.jsonl")])
+    packs = [("data", "kind", "rows"), ("data", "packing", "best-fit"), ("model", "dtype", "bfloat16")]
+    assert key([*packs, ("model", "attention", "varlen")]) != key(packs)
+    assert key(node="b") != key(node="a")
+    # Versions are those installed here.
+    assert key().trainctl_version != UNKNOWN
+    assert key(backend="no-such-library").backend_version == UNKNOWN

@@ -1,17 +1,27 @@
-"""A request that only asks is asked again when the line lost it or its answer, as long as its time lasts."""
+"""Requests and their ends: asked again while their time lasts, without an event loop, and who is followed."""
 
 import asyncio
+import contextlib
 import itertools
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from tests.tui.support.guests import view_of
+from tests.tui.support.scripted import scripted
 from tests.waiting import HANG_SECONDS
+from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import client as c
-from trainctl.protocol.errors import UnreachableError
+from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.client.cluster import attach_cluster
+from trainctl.protocol.errors import InvalidInputError, NotConnectedError, UnreachableError
+from trainctl.protocol.messages import Snapshot, SnapshotRequest
 from trainctl.protocol.wire import codec
 
 Agent = tuple[str, zmq.asyncio.Socket]
@@ -76,3 +86,50 @@ async def test_a_client_whose_close_is_cancelled_leaves_no_socket_and_no_context
         await closing
     assert client._socket.closed
     assert client._context.closed
+
+
+async def test_it_works_in_a_thread_whose_event_loop_runs() -> None:
+    with scripted(lambda _: [agent.snapshot()]) as agent:
+        client = BlockingClient(agent.address).connect()
+        assert client.ask(SnapshotRequest, 0).node.node
+        with contextlib.closing(client.attach(0)) as items:
+            assert next(item for item in items if isinstance(item, Snapshot)).boot == client.ask(SnapshotRequest).boot
+        client.close()
+
+
+def test_nothing_is_left_of_a_client_that_closed_or_could_not_connect() -> None:
+    before = threading.enumerate()
+    with pytest.raises(NotConnectedError), BlockingClient("tcp://127.0.0.1:1", timeout_seconds=0.2) as client:
+        client.ask(SnapshotRequest)
+    with pytest.raises(InvalidInputError, match=r"192\.0\.2\.1"):
+        BlockingClient("tcp://192.0.2.1:1").connect()  # elsewhere, and its key isn't known
+    assert threading.enumerate() == before
+
+
+SHOWN: dict[str, Any] = examples.EXAMPLES["published by an agent"]
+HOSTED, READING = SHOWN["run-view"], SHOWN["host-reading"]
+GUEST = msgspec.structs.replace(view_of(HOSTED), run="notebook-1", lead="mbp")
+
+
+async def test_a_guest_on_another_node_does_not_make_that_node_the_conducting_one() -> None:
+    with (
+        scripted(lambda _: [other.snapshot(node=msgspec.structs.replace(other.snapshot().node, node="mbp"))]) as other,
+        scripted(lambda _: [asked.snapshot(peers=(peer,))]) as asked,
+    ):
+        peer = m.PeerView("mbp", other.address, other.live_address, "connected", 0.0)
+        snapshots: list[str] = []
+        async with (
+            asyncio.timeout(HANG_SECONDS),
+            contextlib.aclosing(attach_cluster(asked.address, 0)) as items,
+        ):
+            async for node, item in items:
+                snapshots += [node] if isinstance(item, m.Snapshot) else []
+                if isinstance(item, m.NodeView) and node == "mbp":
+                    other.publish(GUEST)
+                    other.publish(msgspec.structs.replace(READING, node="mbp"))
+                if isinstance(item, m.HostReading) and item.seq == 2:
+                    other.publish(msgspec.structs.replace(HOSTED, lead="mbp"))
+                if isinstance(item, m.Snapshot) and node == "mbp":
+                    break
+        assert snapshots == ["studio", "mbp"], "the hosted run there did, and what came before it did not"
+        assert other.seq == 3

@@ -1,11 +1,18 @@
-"""cluster.toml: what it says, and the field that is named when it says something else."""
+"""cluster.toml, its addresses and names: what they say, and the field that is named when they say something else."""
 
 import os
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config import addresses, cluster_file, env_policy, names
+from trainctl.protocol.config.names import NAME_PATTERN
 from trainctl.protocol.errors import InvalidInputError
 
 
@@ -16,7 +23,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
-    for text, names in (
+    for text, words in (
         ("nodes = 3", "nodes"),
         ("[nodes.A]\naddress = 'tcp://127.0.0.1:1'", "nodes"),
         ("[nodes.a]\n", "address"),
@@ -32,7 +39,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         ("[nodes.a]\naddress = 'tcp://h:1'\nprice_per_hour = nan", "cluster.toml: nodes.a.price_per_hour: must be"),
         ("currency = 'US dollars'", "cluster.toml: currency: 'US dollars' is not a currency; write one word"),
     ):
-        with pytest.raises(InvalidInputError, match=names):
+        with pytest.raises(InvalidInputError, match=words):
             cluster_file.read(written(tmp_path, text))
 
 
@@ -88,3 +95,81 @@ def test_hooks_in_another_user_s_file_or_folder_are_refused(tmp_path: Path) -> N
         with pytest.raises(InvalidInputError, match=f"alerts: another user owns .*chown {os.getuid()} {place}"):
             cluster_file.check_hooks(cluster_file.read(path), path)
         os.chown(place, os.getuid(), -1)
+
+
+def test_a_unix_socket_needs_no_keys_and_loopback_only_the_wish_for_none() -> None:
+    addresses.check_bind("ipc:///tmp/a.sock", keys=False)
+    for address in ("tcp://127.8.9.1:0", "tcp://localhost:1", "tcp://[::1]:7474"):
+        with pytest.raises(InvalidInputError, match=r"TCP needs keys: .*keys new.*keys authorize.*Unix.*--no-keys"):
+            addresses.check_bind(address, keys=False)
+        addresses.check_bind(address, keys=False, no_keys=True)
+
+
+def test_nothing_else_can_without_keys_and_with_keys_only_one_address() -> None:
+    everywhere = ("0.0.0.0", "*", "[::]")
+    single = ("192.168.1.4", "studio.local", "127.0.0.1.example.org", "2130706433", "eth0")
+    for host in everywhere + single:
+        with pytest.raises(InvalidInputError, match=r"TCP needs keys: .*keys new .*keys authorize NAME KEY$"):
+            addresses.check_bind(f"tcp://{host}:7474", keys=False, no_keys=host in single)
+    for host in single:
+        addresses.check_bind(f"tcp://{host}:7474", keys=True)
+    for host in everywhere:
+        with pytest.raises(InvalidInputError, match="the address that other"):
+            addresses.check_bind(f"tcp://{host}:7474", keys=True)
+
+
+@pytest.mark.parametrize("call", [addresses.split, partial(addresses.check_bind, keys=True)])
+def test_what_is_no_address_is_told_what_one_looks_like(call: Callable[[str], object]) -> None:
+    for address in (
+        "", "7474", "127.0.0.1:7474", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:", "tcp://127.0.0.1:x",
+        "tcp://127.0.0.1:70000", "udp://127.0.0.1:7474", "ipc://", "ipc://@a", "ipc://a.sock", "ipc://*", "ipc:///",
+        "inproc://a", "http://127.0.0.1:80",
+    ):  # fmt: skip
+        with pytest.raises(InvalidInputError, match="tcp://host:port"):
+            call(address)
+
+
+def test_a_path_that_fits_no_unix_socket_is_refused(tmp_path: Path) -> None:
+    longest = "ipc://" + str(tmp_path / "s").ljust(addresses.MAX_PATH_BYTES, "s")
+    addresses.split(longest)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.bind(addresses.live_beside(longest))
+    with pytest.raises(InvalidInputError, match="choose a shorter one"):
+        addresses.split(f"{longest}s")
+
+
+@given(st.text(max_size=100))
+def test_any_machine_has_a_node_s_name(host: str) -> None:
+    assert re.fullmatch(NAME_PATTERN, names.node_name(host))
+    known = {"Studio.local": "studio", "büro-7": "b-ro-7", "a-" * 40: "a-" * 31 + "a", "": "node", "_x_1_": "x_1"}
+    assert {name: names.node_name(name) for name in known} == known
+
+
+LOADERS = (
+    "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "DYLD_INSERT_LIBRARIES", "DYLD_LIBRARY_PATH", "PATH", "HOME", "TMPDIR",
+    "PYTHONPATH", "PYTHONSTARTUP", "PYTHONHOME", "PYTHONUSERBASE", "OPENSSL_CONF", "OPENSSL_MODULES", "GCONV_PATH",
+    "TORCHINDUCTOR_CACHE_DIR", "TORCH_LOGS_OUT", "TORCH_EXTENSIONS_DIR", "TORCH_HOME", "TRITON_CACHE_DIR",
+    "TRITON_PTXAS_PATH", "TRITON_OVERRIDE_DIR", "CUDA_HOME", "CUDA_PATH", "CUDA_INJECTION64_PATH", "CPATH", "CC", "CXX",
+    "LIBRARY_PATH", "HF_HOME", "HF_MODULES_CACHE", "XDG_CACHE_HOME", "NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN",
+    "KINETO_CONFIG", "PYTORCH_JIT_LOG_LEVEL", "BASH_ENV", "GIO_EXTRA_MODULES", "LOCPATH", "MALLOC_CONF",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_variable_by_which_code_is_found_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^nodes\.a\.env\.{name}: a run file may not set it"):
+        env_policy.of_trainers({}, {"OMP_NUM_THREADS": "1", name: "/planted"}, "nodes.a.env")
+
+
+def test_a_machine_s_owner_allows_more() -> None:
+    owner = {"TRAINCTL_ALLOWED_VARIABLES": "HF_HOME, MY_SETTING", "HF_HOME": "/theirs"}
+    found = env_policy.of_trainers(owner, {"HF_HOME": "/mine", "MY_SETTING": "ü=$x"})
+    assert (found["HF_HOME"], found["MY_SETTING"]) == ("/mine", "ü=$x")
+    assert env_policy.of_trainers(owner, {})["HF_HOME"] == "/theirs", "what the owner sets is inherited"
+    with pytest.raises(InvalidInputError, match="TORCH_HOME"):
+        env_policy.of_trainers(owner, {"TORCH_HOME": "/planted"})
+
+
+def test_the_page_lists_them_all() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "services.md").read_text("utf-8")
+    assert all(f"`{name}`" in page for name in env_policy.ALLOWED)

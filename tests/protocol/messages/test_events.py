@@ -1,11 +1,13 @@
-"""Events: which nodes each is about, by its data, and what it says in one line."""
+"""Events and evaluations in words: which nodes each is about, what it says, and which pairs are reported."""
 
+import math
+import random
 from typing import get_args
 
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.messages import event_prose
+from trainctl.protocol.messages import PAIRS_FOLLOWED, WORST_PAIRS, EvaluatedPair, event_prose, followed_pairs
 from trainctl.protocol.messages import events as run_events
 from trainctl.protocol.messages.base import Generation
 from trainctl.protocol.messages.events import GlobalBatchChanged, LearningRateChanged, MicroBatchChanged, SharesChanged
@@ -74,3 +76,15 @@ def test_before_and_after_differ_only_where_something_changed() -> None:
         (MicroBatchChanged((("a", 4),), (("a", 2),)), "4", "2"),
     ):
         assert event_prose.before_after(data) == (before, after)
+
+
+def test_the_first_and_the_worst_are_kept_whoever_had_them() -> None:
+    chance = random.Random(3)
+    pairs = [EvaluatedPair(index, chance.gauss(0, 1), 0.0) for index in range(200)]
+    pairs[150] = EvaluatedPair(150, math.nan, 0.0)
+    whole = followed_pairs(pairs)
+    worst = sorted(pairs, key=lambda pair: -math.inf if pair.index == 150 else pair.margin)[:WORST_PAIRS]
+    assert {pair.index for pair in whole} == {*range(PAIRS_FOLLOWED), *(pair.index for pair in worst)}
+    shares = [followed_pairs(pairs[start::3]) for start in range(3)]
+    joined = followed_pairs([pair for share in shares for pair in share])
+    assert [pair.index for pair in joined] == [pair.index for pair in whole]

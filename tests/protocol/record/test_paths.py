@@ -1,6 +1,7 @@
-"""Where a node keeps things."""
+"""Where a node keeps things, what removing a run frees, and the lines of a log."""
 
 import hashlib
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.config import names
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.record import log_format
+from trainctl.protocol.record.paths import RunPaths
 
 
 def test_the_state_folder_is_the_one_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -72,3 +75,35 @@ def test_a_folder_of_sockets_that_others_can_enter_is_refused(monkeypatch: pytes
             names.runtime_directory(tmp_path / "studio")
     finally:
         made.unlink()
+
+
+def test_files_that_a_branch_has_too_are_not_freed(tmp_path: Path) -> None:
+    own, branch = tmp_path / "own", tmp_path / "branch"
+    for folder in (own, branch):
+        (folder / "checkpoints").mkdir(parents=True)
+    before = RunPaths(own).size_bytes
+    (own / "record.db").write_bytes(b"x" * 65536)
+    (own / "checkpoints" / "weights").write_bytes(b"x" * 65536)
+    os.link(own / "checkpoints" / "weights", own / "checkpoints" / "newest")
+    assert RunPaths(own).size_bytes - before == 2 * 65536
+    os.link(own / "checkpoints" / "weights", branch / "checkpoints" / "weights")
+    assert RunPaths(own).size_bytes - before == 65536
+    assert RunPaths(tmp_path / "gone").size_bytes == 0
+
+
+AT = 1763649065.123
+
+
+def test_what_is_written_is_read_again_and_a_line_of_another_form_stays_whole() -> None:
+    for text in ("g1.2 joined: 3 ranks", "", "  indented", "größer ✓"):
+        line = log_format.write(AT, "WARNING", text)
+        assert line.startswith("2025-11-20T14:31:05.123Z WARNING ")
+        assert log_format.read(line) == log_format.LogLine(pytest.approx(AT, abs=1e-3), "WARNING", text)
+    for line in (
+        "", "Traceback (most recent call last):", "2025-11-20 14:31:05,123 INFO elsewhere",
+        "2025-13-20T14:31:05Z INFO x", "[E1120 14:31:05] gloo: peer closed", "2025-11-20T14:31:05.123Z LOUD x",
+    ):  # fmt: skip
+        assert log_format.read(line) == log_format.LogLine(None, "", line)
+    fields = {"levelname": "ERROR", "msg": "rank %s: %s", "args": (0, "no memory"), "created": AT}
+    formatted = log_format.Formatter().format(logging.makeLogRecord(fields))
+    assert formatted == "2025-11-20T14:31:05.123Z ERROR rank 0: no memory"

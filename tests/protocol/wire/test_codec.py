@@ -1,6 +1,11 @@
 """The codec: what is said arrives, and whatever else arrives is a ProtocolError that names the reason."""
 
+import contextlib
+import gc
 import itertools
+import json
+import math
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.support import strategies
+from tests.protocol.support.mutations import Mutator
+from tests.tiers import scale
 from tools.protocol_docs import conversations, examples
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError, VersionError
 from trainctl.protocol.wire import codec
+from trainctl.protocol.wire.codec import decode_json, encode_json
 
 KINDS = [(talk, kind) for talk in conversations.UNIONS for kind in conversations.types_of(talk)]
 ALL = [*dict.fromkeys(conversations.DECODERS.values()), codec.decode_control]
@@ -186,3 +194,64 @@ def test_lists_that_must_match_in_length_are_compared_when_they_arrive() -> None
     raw = msgpack.packb({"v": 2, "type": "kept-drifts", "step": 1, "at": 1.0, "ranks": [0, 1], "drifts": [0.5]})
     with pytest.raises(ProtocolError, match="differ in length"):
         codec.decode_kept(raw)
+
+
+FRAMES = scale("frames")
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("talk", conversations.DECODERS)
+def test_a_mutated_frame_is_read_or_refused_in_a_line(talk: str) -> None:
+    read, others = 0, {*conversations.DECODERS.values(), codec.decode_control}
+    for number, frame in enumerate(Mutator(talk, 1).frames(FRAMES)):
+        for decode in others if number % 10 == 0 else ():
+            with contextlib.suppress(ProtocolError):
+                decode(frame)
+        try:
+            message = conversations.DECODERS[talk](frame)
+        except ProtocolError as error:
+            assert str(error) and "\n" not in str(error), (number, frame)
+        else:
+            read += isinstance(message, m.Message)
+        assert len(codec.peek_rid(frame)) <= 64
+    assert 0 < read < FRAMES / 2, "what is mutated is neither all the same nor all noise"
+
+
+def test_refusals_leave_nothing_in_memory() -> None:
+    frames = list(Mutator("client to agent", 2).frames(500))
+
+    def refuse() -> None:
+        for frame in frames:
+            with contextlib.suppress(ProtocolError):
+                codec.decode_control(frame)
+
+    refuse()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(4):
+            refuse()
+        gc.collect()
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 100_000
+    assert peak - before < 2_000_000
+
+
+class Kept(msgspec.Struct):
+    value: float | None
+    text: str = ""
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, 1e15, 0.0])
+def test_a_number_is_read_as_it_was(value: float | None) -> None:
+    read = decode_json(encode_json(Kept(value)), Kept).value
+    assert read == value or (value is not None and math.isnan(value) and read is not None and math.isnan(read))
+
+
+def test_a_terminal_obeys_no_character() -> None:
+    text = "a\x1b[2J\x9b31m\x7f\u2028é"
+    made = encode_json({"text": text})
+    assert not any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 for char in made)
+    assert json.loads(made) == {"text": text}

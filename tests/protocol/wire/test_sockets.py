@@ -1,8 +1,4 @@
-"""Each trap that ZeroMQ and msgpack set, and the option or check that keeps this program out of it.
-
-Elsewhere: a publisher's high-water mark, frames over the limit, idle connections and hang-ups in
-tests/integration/test_floods.py; limits of what is decoded in test_codec.py.
-"""
+"""Each trap of ZeroMQ, msgpack and asyncio, and the option or check that keeps this program out of it."""
 
 import ast
 import asyncio
@@ -24,7 +20,8 @@ from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 from zmq.utils.monitor import recv_monitor_message
 
 from trainctl.protocol.errors import ProtocolError
-from trainctl.protocol.wire import codec, sockets
+from trainctl.protocol.wire import codec, sockets, tasks
+from trainctl.protocol.wire.handshake import HandshakeWatch
 
 ROOMS = [Path(__file__).parents[3] / room / "trainctl" for room in ("protocol", "trainer", "node_agent", "tui")]
 
@@ -181,3 +178,48 @@ async def test_a_long_multipart_message_is_not_kept() -> None:
             assert await sockets.receive(here) == [b"next"]
     finally:
         context.destroy(linger=0)
+
+
+async def test_a_task_that_swallows_its_cancellation_is_cancelled_again(monkeypatch):
+    monkeypatch.setattr(tasks, "AGAIN_SECONDS", 0.01)
+    cancellations = 0
+
+    async def stubborn():
+        nonlocal cancellations
+        while cancellations < 3:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancellations += 1
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(HANG_SECONDS):
+        await tasks.end_tasks([task])
+    assert cancellations == 3
+
+
+async def test_a_cancellation_while_a_connection_is_closed_is_not_lost():
+    """As when an agent stops that is just about to reach another one again."""
+    context = zmq.asyncio.Context()
+    closed = False
+
+    async def reach():
+        nonlocal closed
+        socket = context.socket(zmq.DEALER)
+        watch = HandshakeWatch(socket, "tcp://127.0.0.1:1", None)
+        watch.start()
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(reaching.cancel)
+        try:
+            await watch.close()
+            closed = True
+        finally:
+            socket.close(linger=0)
+
+    reaching = asyncio.create_task(reach())
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(HANG_SECONDS):
+            await reaching
+    assert not closed
+    context.destroy(linger=0)
