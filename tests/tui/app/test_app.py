@@ -1,20 +1,36 @@
-"""The program driven by keys: the command line, from typing to applied, new steps, and how it is left."""
+"""The program driven by keys: the command line, every key of every screen, the first start, and how it is left."""
 
+import itertools
 import signal
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
+from tests import waiting
+from tests.tui.support.alerted import CLOCK_ALERT, alerted
 from tests.tui.support.driving import body, burst, driven, hint, until
-from tests.tui.support.recorded import committed, resized, run_view, source_of  # fmt: skip
+from tests.tui.support.recorded import CLOCK, committed, resized, run_view, source_of  # fmt: skip
 from tests.waiting import HANG_SECONDS
 from textual import events
+from textual._xterm_parser import XTermParser
+from textual.binding import Binding
+from textual.dom import DOMNode
 from textual.pilot import Pilot
 
+from trainctl.tui.app import keymap, launch
 from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.app.keymap import EVERYWHERE
 from trainctl.tui.app.launch import farewell
 from trainctl.tui.dialogs.command_dialog import CommandDialog
+from trainctl.tui.dialogs.help import FirstKeysScreen
+from trainctl.tui.dialogs.popup import Dialog
+from trainctl.tui.screens import base
 from trainctl.tui.screens.events import EventsScreen
+from trainctl.tui.screens.logs import LogScreen
 from trainctl.tui.widgets.command_bar import CommandBar
 from trainctl.tui.widgets.line_view import Lines
 
@@ -128,3 +144,108 @@ async def test_a_hangup_is_noticed_while_a_dead_terminal_takes_nothing() -> None
         assert app.hung_up.wait(HANG_SECONDS)  # as there: in the loop's own thread
 
     await driven(source_of(1), play)
+
+
+LEAVING = {"detach", "leave"}
+
+
+class Program(TrainctlApp):
+    """Notes each action that a key runs."""
+
+    actions: ClassVar[list[str]] = []
+
+    async def run_action(self, action: Any, *args: Any, **options: Any) -> bool:
+        self.actions.append(str(action))
+        return await super().run_action(action, *args, **options)
+
+
+def own_bindings(kind: type[DOMNode]) -> list[Binding]:
+    """What a screen declares or inherits, one for each key."""
+    declared = [item for part in kind.__mro__ for item in part.__dict__.get("BINDINGS", ())
+                if issubclass(part, DOMNode) and part.__module__.startswith("trainctl.")]  # fmt: skip
+    found: dict[str, Binding] = {}
+    for binding in itertools.chain.from_iterable(Binding.make_bindings([item]) for item in declared):
+        found.setdefault(binding.key, binding)
+    return list(found.values())
+
+
+async def back_to(pilot: Pilot[int], app: TrainctlApp, name: str) -> None:
+    """Without windows over it."""
+    while len(app.screen_stack) > 2:
+        app.pop_screen()
+        await pilot.pause()
+    app.screen.set_focus(None)
+    if app.screen.name == name:
+        return
+    app.action_show(name)
+    await until(pilot, lambda: app.screen is app.get_screen(name) and app.screen.is_mounted)
+
+
+async def pressed(pilot: Pilot[int], app: Any, binding: Binding) -> None:
+    app.actions.clear()
+    await pilot.press(binding.key)
+    await pilot.pause()
+    assert any(binding.action == action for action in app.actions), (
+        f"{binding.key} on {type(app.screen).__name__} is {binding.action}, and ran {app.actions or 'nothing'}"
+    )
+
+
+@asynccontextmanager
+async def running(pictures: Path) -> AsyncIterator[tuple[Pilot[int], Program]]:
+    source = alerted(CLOCK_ALERT)
+    app = Program(lambda: source, clock=CLOCK, in_ascii=False, theme="night", pictures=pictures)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: app.live.heard_at is not None)
+        yield pilot, app
+
+
+@pytest.mark.parametrize("name", base.KINDS)
+async def test_of_a_screen(name: str, tmp_path: Path) -> None:
+    async with running(tmp_path) as (pilot, app):
+        await back_to(pilot, app, name)
+        for binding in own_bindings(type(app.screen)):
+            await back_to(pilot, app, name)
+            if isinstance(app.screen, LogScreen) and app.screen.view.query.pattern is None:
+                await pilot.press("slash", "e", "enter")  # keys of a search need one
+            await pressed(pilot, app, binding)
+
+
+async def test_of_the_program(tmp_path: Path) -> None:
+    async with running(tmp_path) as (pilot, app):
+        *others, detach = sorted(Binding.make_bindings(EVERYWHERE), key=lambda item: item.action == "detach")
+        for binding in (*(item for item in others if item.action not in LEAVING), detach):
+            await back_to(pilot, app, "overview")
+            await pressed(pilot, app, binding)
+    assert app.return_code == 0
+
+
+def test_only_the_first_start_in_a_folder_that_can_be_written_is_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path / "state"))
+    assert [launch.claim_first_start() for _ in range(3)] == [True, False, False]
+    (tmp_path / "file").write_text("a file", "utf-8")
+    monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path / "file"))
+    assert not launch.claim_first_start()
+
+
+@pytest.mark.parametrize(("key", "screen"), [("escape", "overview"), ("q", "overview"), ("3", "charts")])
+async def test_a_key_closes_them_and_one_that_they_name_acts(key: str, screen: str) -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        assert isinstance(app.screen, FirstKeysScreen)
+        await pilot.press(key)
+        assert app.screen.name == screen and app.is_running
+
+    await driven(source_of(4), play, first_keys=lambda: keymap.first_keys({}))
+
+
+async def test_a_key_right_after_escape_acts_on_the_screen_below() -> None:
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        parser = XTermParser()
+        for message in [*parser.feed("\x1bb"), *waiting.until(lambda: list(parser.tick()), 10, "the keys")]:
+            app.post_message(message)
+        await pilot.pause()
+        await pilot.pause()
+        assert isinstance(app.screen, Dialog) and not isinstance(app.screen, FirstKeysScreen), app.screen
+
+    await driven(source_of(4), play, first_keys=lambda: keymap.first_keys({}))

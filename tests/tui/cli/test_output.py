@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 from tests.tui.support.recorded import FAILED_SCORING, NOW, SCORING, run_view, shrunk, snapshot
+from tests.tui.support.scripted import SNAPSHOT
 from tools.protocol_docs import examples
 
 from trainctl.protocol import errors
@@ -19,7 +20,7 @@ from trainctl.protocol.record.log_format import write
 from trainctl.tui.cli import logs, output, tables, watch
 
 SHOWN: Any = examples.EXAMPLES["published by an agent"]
-SNAPSHOT: Any = examples.EXAMPLES["agent to client"]["snapshot"]
+EXAMPLE: Any = examples.EXAMPLES["agent to client"]["snapshot"]
 STEP, EVENT, VIEW = SHOWN["step-committed"], SHOWN["event"], SHOWN["run-view"]
 
 
@@ -32,9 +33,9 @@ def test_what_came_from_elsewhere_cannot_steer_the_terminal() -> None:
 
 
 def test_the_status_has_separate_work_while_it_is_in_progress() -> None:
-    assert "1,200/5,000 rows 24%  ETA 20s" in tables.status_text(SNAPSHOT, works=(SCORING,))
-    assert "work " in tables.status_text(msgspec.structs.replace(SNAPSHOT, run=None), works=(SCORING,))
-    assert tables.status_text(SNAPSHOT, works=(FAILED_SCORING,)) == tables.status_text(SNAPSHOT)
+    assert "1,200/5,000 rows 24%  ETA 20s" in tables.status_text(EXAMPLE, works=(SCORING,))
+    assert "work " in tables.status_text(msgspec.structs.replace(EXAMPLE, run=None), works=(SCORING,))
+    assert tables.status_text(EXAMPLE, works=(FAILED_SCORING,)) == tables.status_text(EXAMPLE)
 
 
 def test_ranks_that_are_out_have_no_figures_but_since_when_and_why() -> None:
@@ -52,7 +53,7 @@ def test_ranks_that_are_out_have_no_figures_but_since_when_and_why() -> None:
 
 
 def test_what_is_unknown_is_na_and_never_zero() -> None:
-    table = tables.ranks_table(SNAPSHOT.run.ranks, (), 24)
+    table = tables.ranks_table(EXAMPLE.run.ranks, (), 24)
     assert table.splitlines()[1].count("n/a") == 4
     assert "n/a tok/s" in tables.step_line(msgspec.structs.replace(STEP, step_seconds=0.0))
 
@@ -91,7 +92,7 @@ def test_nothing_is_shown_twice_but_what_is_done_again_in_a_later_generation_or_
 
 def test_what_a_snapshot_holds_counts_as_shown() -> None:
     place = watch.RunCursor(STEP.run)
-    place.skip_to(SNAPSHOT)
+    place.skip_to(EXAMPLE)
     assert not place.passes(STEP)
     assert not place.passes(EVENT)
     assert place.passes(step(122))
@@ -216,3 +217,37 @@ async def test_a_log_of_long_characters_is_the_file_byte_by_byte(
         assert 0 <= part.offset_bytes - offset <= 3
         assert part.end_bytes > part.offset_bytes or part.end_bytes >= len(whole)
         assert "\ufffd" not in part.text or limit < 7 or part.end_bytes == len(body)
+
+
+H200 = m.GpuReading("NVIDIA H200")
+MIXED = "bfloat16, weights float32"
+TORCH = m.Compute("bfloat16", attention="flash", weights="float32", versions=(("torch", "2.11.0"),))
+MLX = m.Compute("float32", attention="mx.fast", weights="float32", versions=(("mlx", "0.30"),))
+
+
+def host(node: str, *gpus: m.GpuReading) -> m.HostReading:
+    return m.HostReading(
+        node=node, read_at=0.0, cpu_percent=None, memory_used_bytes=None, memory_total_bytes=None, disk_free_bytes=None,
+        gpus=gpus,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "compute", "gpus", "cells"),
+    [
+        ("cuda:0", "torch", TORCH, (H200,), ["yes (CUDA)", "cuda:0", "torch 2.11.0", "flash", MIXED]),
+        ("cpu", "torch", MLX, (H200,), ["no: NVIDIA H200 is idle", "cpu", "torch", "mx.fast", "float32"]),
+        ("cpu", "torch", MLX, (), ["no: none here", "cpu", "torch", "mx.fast", "float32"]),
+        ("gpu", "mlx", MLX, (), ["yes (Metal)", "gpu", "mlx 0.30", "mx.fast", "float32"]),
+        ("mps", "torch", TORCH, (), ["yes (Metal)", "mps", "torch 2.11.0", "flash", MIXED]),
+        (None, "torch", None, (), ["n/a", "n/a", "torch", "n/a", "n/a"]),
+    ],
+)  # fmt: skip
+def test_each_rank_s_device_library_attention_and_precision_are_in_one_table(
+    device: str | None, backend: str, compute: m.Compute | None, gpus: tuple[m.GpuReading, ...], cells: list[str]
+) -> None:
+    view = run_view()
+    rank = msgspec.structs.replace(view.ranks[0], node="a", device=device, backend=backend, compute=compute)
+    snapshot = msgspec.structs.replace(SNAPSHOT, run=msgspec.structs.replace(view, ranks=(rank,)))
+    _, row = tables.devices_table(snapshot, {"a": host("a", *gpus)}).splitlines()
+    assert [cell.strip() for cell in row.split("  ") if cell.strip()][1:6] == cells

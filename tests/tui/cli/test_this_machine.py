@@ -1,4 +1,4 @@
-"""Which agent is meant where none is named, and the offer to start one where none runs."""
+"""Which agent is meant where none is named, the offer to start one, and a peer that is none."""
 
 import fcntl
 import os
@@ -6,15 +6,21 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
-from tests.tui.support.cli_calls import assert_one_line, call
+from tests.tui.support.cli_calls import assert_one_line, call, call_json
+from tests.tui.support.scripted import SNAPSHOT, scripted
 from tests.tui.support.typist import DEADLINE_SECONDS, Typist
+from tools.protocol_docs import examples
 
+from trainctl.protocol import messages as m
 from trainctl.protocol.client.local_agents import registered, running
 from trainctl.protocol.config import names
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.wire import codec
 from trainctl.tui.cli import agent_call
 from trainctl.tui.commands import targets
 from trainctl.tui.commands.targets import on_this_machine
@@ -113,3 +119,37 @@ def test_an_agent_that_never_says_where_it_listens_is_not_waited_for(monkeypatch
     os.mkfifo(log)  # to open it waits for a reader, so that nothing is started
     with pytest.raises(offers.RefusedError, match=rf"hasn't said .* for 0\.2 s: see {log}"):
         offers.start_agent()
+
+
+RUNS: Any = examples.EXAMPLES["agent to client"]["runs"]
+OTHER_REPLY: Any = examples.EXAMPLES["agent to client"]["history"]
+
+
+def in_version_1(request: m.ClientRequest) -> bytes:
+    return codec.encode(msgspec.structs.replace(RUNS, rid=request.rid)).replace(b"\xa1v\x02", b"\xa1v\x01")
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "says"),
+    [
+        (lambda request: [in_version_1(request)], "version", "protocol version 1 is not supported"),
+        (lambda request: [b"\xc1\x00garbage"], "protocol", "not a msgpack message"),
+        (lambda request: [OTHER_REPLY], "protocol", "expected Snapshot, received History"),
+        (lambda request: [], "unreachable", "no answer from tcp://127.0.0.1:"),
+    ],
+    ids=["version", "garbage", "another reply", "silence"],
+)
+def test_a_peer_that_is_not_right_is_exit_code_5(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, code: str, says: str
+) -> None:
+    if code == "unreachable":
+        monkeypatch.setattr(agent_call, "ANSWER_SECONDS", 0.2)
+    with scripted(answer) as agent:
+        assert_one_line(call("ls", "--connect", agent.address), 5, says)
+        assert call_json("ls", "--connect", agent.address, status=5)["error"]["code"] == code
+
+
+def test_the_right_answer_is_shown() -> None:
+    idle = msgspec.structs.replace(SNAPSHOT, run=None)
+    with scripted(lambda request: [RUNS if isinstance(request, m.RunsRequest) else idle]) as agent:
+        assert "sft-1b-20261120-143107-9f3c  running  121/60,000" in call("ls", "--connect", agent.address).stdout

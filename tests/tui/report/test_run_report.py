@@ -1,13 +1,13 @@
-"""`trainctl report`: every fact of a run is on its page, the page is safe, readable and of bounded size, and what is
-wrong is one line."""
+"""`trainctl report`: every fact of a run is on its page, which is safe, readable, bounded in size, and fits a phone."""
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from tests.tui.support import page_checks, reported_runs, run_directory
+from tests.tui.support import browser, page_checks, reported_runs, run_directory
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
 from trainctl.node_agent.records.run_db import RunDb
@@ -18,6 +18,7 @@ from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.bench import bench_rows
 from trainctl.tui.bench.bench_rows import BenchRow
+from trainctl.tui.report import html_page, sections
 from trainctl.tui.report.read_facts import read_facts
 
 MOST_BYTES = 2_000_000
@@ -231,3 +232,16 @@ def test_where_a_record_lacks_what_the_run_branched_off_its_checkpoints_say_it(d
     assert not any(line.startswith("it started from") for line in bare)
     found = read_facts(RunPaths(reported_runs.copied(directory, "branch-1", with_checkpoint))).lineage
     assert found == ("it started from parent-2 at step 7", *bare)
+
+
+WIDTHS = (400, 1280)
+
+
+@pytest.mark.needs("chromium")
+@pytest.mark.parametrize(("scheme", "colors"), [("light", html_page.LIGHT), ("dark", html_page.DARK)])
+def test_a_report_of_a_run_that_has_everything_fits_both_widths(scheme: str, colors: Any, tmp_path: Path) -> None:
+    page = html_page.page_html(sections.page(read_facts(RunPaths(reported_runs.make(tmp_path)))))
+    red, green, blue = (int(colors["page"][at : at + 2], 16) for at in (1, 3, 5))
+    for width, found in zip(WIDTHS, browser.lay_out(page, WIDTHS, scheme, tmp_path), strict=True):
+        assert (found["wrong"], found["width"], found["page"]) == ([], width, f"rgb({red}, {green}, {blue})")
+        assert len(found["drawings"]) >= 5 and min(found["drawings"]) >= 200 and found["text"] > 5_000

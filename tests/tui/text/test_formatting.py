@@ -1,4 +1,4 @@
-"""Numbers and times as words: what is unknown is never a zero, and small values keep their digits."""
+"""Text: numbers and times as words, figures by one name, and lines measured in terminal cells."""
 
 import datetime
 import math
@@ -7,10 +7,18 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tui.support.driving import dialog_text, running
+from tests.tui.support.recorded import CLOCK, run_view, snapshot, source_of
+from tests.tui.support.states import ALONE, FLEET
 from tests.waiting import HANG_SECONDS
 
-from trainctl.tui.text import formatting
+from trainctl.tui.cli import tables
+from trainctl.tui.screens import header
+from trainctl.tui.text import formatting, run_lines, styled_line
 from trainctl.tui.text.ascii import in_same_cells, key_in_ascii, to_ascii
+from trainctl.tui.text.styled_line import Line, Piece, clean, width
 
 AT = datetime.datetime(2026, 11, 20, 14, 31, tzinfo=datetime.UTC).timestamp()
 DAY = 86_400
@@ -82,3 +90,88 @@ def test_a_clock_names_the_day_only_when_it_is_another() -> None:
     clock = [formatting.clock(at, AT, datetime.UTC) for at in (AT, AT + DAY, AT - 19 * DAY)]
     assert clock == ["14:31", "Sat 14:31", "1 Nov 14:31"]
     assert formatting.eta(126_000, AT, datetime.UTC) == "1d 11h, Sun 01:31"
+
+
+def head_of(columns: int, rows: int) -> str:
+    return "\n".join(styled_line.plain(pieces) for pieces in header.lines(FLEET, CLOCK, columns, rows=rows))
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "labels"),
+    [(80, 2, ["avg loss ", "tok/s", "eff "]), (120, 4, ["avg loss ", "recent 10.7k tok/s", "average ", "recent 0.33"])],
+)
+def test_the_head_says_what_is_a_mean_and_what_is_recent(columns: int, rows: int, labels: list[str]) -> None:
+    head = head_of(columns, rows)
+    assert all(label in head for label in labels), head
+
+
+def test_status_says_what_is_the_last_step_s_and_what_is_an_average() -> None:
+    assert ALONE.last_step is not None
+    lines = tables.status_text(snapshot(run_view(1))).splitlines()
+    last, rates = (next(line for line in lines if line.startswith(name)) for name in ("last step ", "rates "))
+    assert " loss " in last and "tok" in last
+    assert rates.index("average ") < rates.index("last step ") < rates.index("steps/s")
+    assert next(line for line in lines if line.startswith("evaluation ")).split()[1] == "loss"
+
+
+def test_ls_names_the_last_loss() -> None:
+    assert "LAST LOSS" in tables.runs_table([])
+
+
+async def test_help_has_every_figure_and_word() -> None:
+    async with running(source_of(4), size=(120, 60)) as (pilot, app):
+        await pilot.press("question_mark")
+        said = " ".join(dialog_text(app).split())
+        for figure in (*run_lines.FIGURES, *run_lines.WORDS):
+            assert " ".join(f"{figure.label} {figure.meaning}".split()) in said
+
+
+PIECES = st.lists(st.tuples(st.text(max_size=12), st.sampled_from(["text", "dim"])), max_size=8)
+
+
+@given(PIECES, st.integers(0, 40))
+def test_a_line_is_as_wide_as_it_shall_be_whatever_the_text(parts: list[tuple[str, str]], columns: int) -> None:
+    pieces = [Piece(clean(text), role) for text, role in parts]
+    assert width(styled_line.fit(pieces, columns)) == width(styled_line.pad_left(pieces, columns)) == columns
+    assert width((Piece(styled_line.shorten("".join(piece.text for piece in pieces), columns)),)) <= columns
+
+
+@given(st.text(max_size=80), st.integers(2, 30))
+def test_wrapped_text_keeps_every_word_and_fits(text: str, columns: int) -> None:
+    for rows in (styled_line.wrap(clean(text), columns), styled_line.wrap_lines(text, columns)):
+        assert all(width((Piece(row),)) <= columns for row in rows)
+        assert "".join("".join(rows).split()) == "".join(clean(text).split())
+
+
+def test_wrapped_lines_of_a_program_keep_their_indentation() -> None:
+    text = "def f():\n    return [first, second,  third]\n\n\tpass"
+    assert styled_line.wrap_lines(text, 34) == text.replace("\t", "    ").split("\n")
+    folded = ["def f():", "    return [first,", "    second, third]", "", "    pass"]
+    assert styled_line.wrap_lines(text, 20) == folded
+
+
+@given(PIECES, st.integers(2, 30), st.integers(1, 4))
+def test_a_folded_line_loses_only_blanks_and_what_is_past_its_last_row(
+    parts: list[tuple[str, str]], columns: int, most: int
+) -> None:
+    pieces = styled_line.line(*(Piece(clean(text), role) for text, role in parts))
+    rows = styled_line.folded(pieces, columns, most)
+    assert 1 <= len(rows) <= most
+    assert all(width(row) <= columns for row in rows)
+    had, kept = cells(pieces), [cell for row in rows for cell in cells(row)]
+    assert kept == had or (len(rows) == most and kept[-1][0] == "…" and kept[:-1] == had[: len(kept) - 1])
+
+
+def cells(pieces: Line) -> list[tuple[str, str]]:
+    """Each character but blanks, with its role."""
+    return [(char, role) for text, role, _ in pieces for char in text if char != " "]
+
+
+def test_clean_takes_the_teeth_out_of_escape_sequences() -> None:
+    assert "\x1b" not in clean("\x1b]0;title\x07 note \x1b[31m")
+    assert clean("a\nb\tc\x9b") == "a b c "
+
+
+def test_groups_drops_whole_groups_only() -> None:
+    parts = [styled_line.line(text) for text in ("loss 1.84", "eval 1.90", "lr 1e-4")]
+    assert styled_line.plain(styled_line.groups(parts, 21)) == "loss 1.84  eval 1.90"
