@@ -1,6 +1,8 @@
-"""The doctor against real agents: what it finds of two nodes, of files that differ, and of one that isn't there."""
+"""The doctor and discovery against real agents: what they find of nodes, of files that differ, of one that is gone."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ from tests.integration.conftest import AgentProcess
 from tests.integration.support.known_run import make_known, run_file
 from tests.integration.support.ports import free_addresses
 from tests.tui.support.cli_calls import call, call_json
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.messages import DigestsRequest, DiskRequest
+from trainctl.protocol.messages.base import PROTOCOL_VERSION
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +102,26 @@ def test_the_disk_of_token_caches_is_measured(pair: Any) -> None:
         assert own.write_bytes_per_second > 0 and own.read_bytes_per_second != 0
         assert (new.folder, new.problem, (folder / "new").exists()) == (str(folder), "", False)
         assert "No such file" in client.ask(DiskRequest, str(folder / "no" / "new")).problem
+
+
+@pytest.mark.tier("test")
+def test_an_agent_that_advertises_itself_is_found(tmp_path: Path) -> None:
+    (address,) = free_addresses(1)
+    file = tmp_path / "cluster.toml"
+    file.write_text(f'advertise = true\n[nodes.loud]\naddress = "{address}"\n')
+    command = [sys.executable, "-m", "trainctl.node_agent.cli", "run", "--no-keys", "--name", "loud"]
+    command += ["--cluster", str(file)]
+    with subprocess.Popen([*command, "--state", str(tmp_path)], stdout=subprocess.PIPE) as agent:
+        try:
+            assert agent.stdout is not None and agent.stdout.readline()
+            for _ in range(10):
+                found = call_json("cluster", "discover", "--cluster", file, "--seconds", "2")["found"]
+                mine = [one for one in found if one["node"] == "loud"]
+                if mine:
+                    break
+            (told,) = mine
+            assert (told["address"], told["standing"]) == (address, "in the cluster file")
+            assert told["protocol"] == str(PROTOCOL_VERSION)
+        finally:
+            agent.terminate()
+            assert agent.wait(HANG_SECONDS) == 0

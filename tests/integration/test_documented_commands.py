@@ -1,7 +1,6 @@
-"""The commands of docs/training.md and docs/operating.md, read from the pages and run as they are written, in order, by
-a node in a network of its own. Only what stands for something is put in its place.
+"""The commands of README.md, docs/training.md and docs/operating.md, read from the pages and run as they are written.
 
-test_readme.py does the same with the README.
+Each block is run in order, by a node in a network of its own. Only what stands for something is put in its place.
 """
 
 import re
@@ -19,7 +18,7 @@ PAGES = ("README.md", "docs/training.md", "docs/operating.md")
 NOT_RUN = {
     ". .venv/bin/activate": "tests run in an environment already",
     "make demo": "installs: tests/tools/test_setup.py, and tests/integration/test_demo.py for the demo",
-    "make watch-demo": "installs: tests/tools/test_setup.py, and tests/integration/test_simulated_demo.py for the demo",
+    "make watch-demo": "installs: tests/tools/test_setup.py, and tests/integration/test_demo.py for the demo",
     "pip install '.[torch]'": "installs: tests/integration/test_packages.py",
     "pip install '.[tui]'": "installs: tests/integration/test_packages.py",
     "pip install .": "installs: tests/integration/test_packages.py",
@@ -31,7 +30,7 @@ NOT_RUN = {
 }
 """Commands that these tests don't run, each with its reason."""
 README_BLOCKS = (("Your own run", 0), ("Demo", 1))
-"""Headings of blocks that test_readme.py runs."""
+"""Headings of blocks that are run."""
 STEPS = 4
 FEW_STEPS = f"s/^\\(steps\\|epochs\\) = .*/steps = {STEPS}/; s/^every_steps = .*/every_steps = {STEPS // 2}/"
 AGENT = """
@@ -119,3 +118,45 @@ def test_the_commands_of_operating(folder: Path) -> None:
     )
     run(folder, "\n".join([AGENT, made, begun, *lines]))
     assert (folder / "ranks.csv").read_text().count("\n") > STEPS
+
+
+UNTIL_SHOWN = """
+for _ in $(seq 3000); do
+  grep -q "step 1 " demo.out && break
+  sleep 0.2
+done
+"""
+END_AGENT = """
+pid=$(grep -ho '"pid":[0-9]*' "$XDG_STATE_HOME"/trainctl/.agents/*.json | cut -d: -f2)
+kill "$pid"
+while kill -0 "$pid" 2>/dev/null; do sleep 0.2; done
+"""
+
+
+@pytest.mark.tier("test")
+@pytest.mark.needs("namespaces")
+@pytest.mark.parametrize(
+    ("minutes", "least_gain"),
+    [(0.2, 0.0), pytest.param(5, 0.2, marks=[pytest.mark.tier("all"), pytest.mark.timeout(900)])],
+)
+def test_your_own_run_learns_in_the_time_that_it_is_given(tmp_path: Path, minutes: float, least_gain: float) -> None:
+    *commands, screen = block("Your own run")
+    assert screen.split("#")[0].strip() == "trainctl", "the last line opens the full screen"
+    script = "\n".join(commands)
+    assert "--minutes 5 " in script
+    said = run(tmp_path, script.replace("--minutes 5 ", f"--minutes {minutes} ") + END_AGENT)
+    losses = [float(loss) for loss in re.findall(r"held-out loss ([\d.]+)", said)]
+    answers = re.findall(r"sample at step ([\d,]+) ", said)
+    assert losses[-1] <= (1 - least_gain) * losses[0], losses
+    assert answers[0] == "0" and int(answers[-1]) > 0, "an answer before and after"
+
+
+@pytest.mark.tier("test")
+@pytest.mark.needs("namespaces")
+def test_a_second_terminal_steers_the_demo(tmp_path: Path) -> None:
+    activate, *commands = block("Demo", 1)
+    assert activate == ". .venv/bin/activate" and len(commands) == 3
+    demo = "trainctl demo --headless --steps 20000 > demo.out 2>&1 &\n" + UNTIL_SHOWN
+    said = run(tmp_path, "\n".join([demo, *commands, "trainctl send stop checkpoint=false", "wait || true"]))
+    applied = re.findall(r"^(\w[\w-]*) applied at step [\d,]+", said, re.MULTILINE)
+    assert applied == ["rebalance", "resize-batch", "pause", "stop"]

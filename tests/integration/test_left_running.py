@@ -1,20 +1,26 @@
-"""Training needs none of its watchers: agents are killed and come back, and every step is in the record."""
+"""Training needs none of its watchers: agents are killed, stand still or lose their log, and no step is lost."""
 
+import contextlib
 import random
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from tests.asking import newest_events, run_of
-from tests.cluster.run_files import NODE, on_mlx
-from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.asking import events_of, newest_events, run_of
+from tests.cluster.run_files import FOREVER, NODE, on_mlx
+from tests.cluster.waits import all_steps, wait_for_checkpoint, wait_for_end, wait_for_step
 from tests.integration.conftest import AgentProcess
 from tests.integration.support.reference import one_rank_curve
 from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
+from trainctl.protocol.messages import events as e
+from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.checkpoints import newest_complete
 from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
@@ -124,3 +130,74 @@ def test_a_trainer_whose_agent_stays_away_writes_a_checkpoint_and_the_next_agent
         assert stopped.state == "applied"
         assert wait_for_end(client).state == "stopped"
     assert newest_complete(agent.run_paths(run).checkpoints).name == f"step-{stopped.step}"
+
+
+FROZEN_SECONDS = 13.0
+"""Longer than a trainer takes to give up its connection, several times over."""
+
+
+@pytest.mark.timeout(900)
+def test_a_frozen_agent_records_one_return_of_its_trainer_and_one_regroup(agent, run_config):
+    config = run_config(run__steps=FOREVER, nodes=on_mlx("box"))
+    with agent.client() as client:
+        run = client.send("start-run", {"config": config}).run
+        wait_for_step(client, 3)
+        agent.process.send_signal(signal.SIGSTOP)
+        time.sleep(FROZEN_SECONDS)  # that is what is tested
+        agent.process.send_signal(signal.SIGCONT)
+        wait_for_step(client, run_of(client).step + 20)
+        said = [event.data for event in events_of(client, run)]
+        client.send("stop", {"checkpoint": False})
+    back = [data for data in said if isinstance(data, e.NodeState) and data.state == "trainer-back"]
+    assert len(back) == 1, said
+    assert len([data for data in said if isinstance(data, e.GenerationFormed)]) == 2, said
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_run_whose_lead_lost_its_log_resumes_from_the_checkpoint(
+    run_config: Any, tmp_path: Path, is_gone: bool
+) -> None:
+    """The log is cut in half, or removed, while the agent and its trainer are dead."""
+    agent = AgentProcess(tmp_path / "state").start()
+    try:
+        with agent.client() as client:
+            run = client.send("start-run", {"config": run_config(run__steps=100_000)}).run
+            wait_for_step(client, 30)
+            assert client.send("checkpoint", {}).state == "applied"
+            at = wait_for_checkpoint(client, run)
+        found = agent.trainer_pids()
+        agent.kill()
+        for pid in found:
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(pid).kill()
+        until(lambda: not agent.trainer_pids(), what="the trainer's end")
+        log = agent.run_paths(run).record.with_name("record.db-wal")
+        content = log.read_bytes()
+        assert content
+        log.unlink()
+        if not is_gone:
+            log.write_bytes(content[: len(content) // 2])
+        agent.start()
+        with agent.client() as client:
+
+            def continued() -> bool:
+                view = run_of(client)
+                if view is None or view.state not in m.ACTIVE_RUN_STATES:
+                    reply = client.send("start-run", {"resume": run})
+                    assert reply.state == "applied", reply.reason
+                    return False
+                return view.state == "running" and view.step > at + 3
+
+            until(continued, 120, "steps after the checkpoint", lambda: run_of(client))
+            notices = [
+                event.data.text
+                for event in events_of(client, run)
+                if isinstance(event.data, Notice) and "lost" in event.data.text
+            ]
+            assert len(notices) == 1 and notices[0].endswith(f"continues from its checkpoint of step {at:,}")
+            steps = [step.step for step in all_steps(client, run)]
+            assert [step for step in steps if step > at] == [*range(at + 1, steps[-1] + 1)]
+            client.send("stop", {"checkpoint": False})
+            wait_for_end(client)
+    finally:
+        agent.clean_up()

@@ -1,10 +1,18 @@
-"""The example run file of each objective trains, from the command line, on its own data; the model is a tiny one.
+"""Examples and benches as a person runs them: each objective's run file, an attached loop, and settings compared.
 
-`make soak` takes each of them, `make test-all` one of rows and one of pairs.
+`make soak` takes each objective, `make test-all` one of rows and one of pairs.
 """
 
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+import tomli_w
 from tests.cluster.waits import wait_for_end
 from tests.conftest import ROOT
 from tests.integration.conftest import AgentProcess
@@ -12,9 +20,11 @@ from tests.tiers import is_soak
 from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.quantized_model import quantized_copy
 from tests.trainer.support.seq2seq_model import make_seq2seq_model
-from tests.tui.support.cli_calls import call, call_json
+from tests.tui.support.cli_calls import ENVIRONMENT, assert_none_left, call, call_json, started
+from tests.waiting import HANG_SECONDS, until
 
-from trainctl.protocol.messages import PairsRequest
+from trainctl.protocol.messages import HistoryRequest, PairsRequest, RunsRequest
+from trainctl.protocol.record.reader import RecordReader
 
 WEIGHTS = {"pretrain": "model.safetensors", "sft": "model.safetensors", "sft-lora": "adapter_model.safetensors"} | {
     "dpo": "adapter_model.safetensors",
@@ -46,3 +56,88 @@ def test_each_trains_on_real_text(agent: AgentProcess, tmp_path: Path) -> None:
         assert ("eval/rewards/margins" in dict(view.eval_values)) == ("eval/entropy" in dict(view.eval_values))
         assert bool(pairs) == (name in ("dpo", "orpo"))
         assert all(pair.prompt and pair.chosen_text and pair.rejected_text for one in pairs for pair in one.pairs)
+
+
+RUN = "mine-1"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
+
+
+def example(agent: AgentProcess, *words: str) -> Sequence[str]:
+    return (
+        sys.executable, str(EXAMPLES / "attach.py"), str(EXAMPLES / "attach.py"), "--connect", agent.address, *words
+    )  # fmt: skip
+
+
+def test_the_example_trains_and_is_recorded(agent: AgentProcess) -> None:
+    words = example(agent, "--run", RUN, "--steps", "60", "--batch", "16")
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "after 60 steps; 60 recorded" in done.stdout
+    with agent.client() as client:
+        (known,) = client.ask(RunsRequest).runs
+        assert (known.state, known.step, known.kind) == ("finished", 60, "guest")
+        losses = client.ask(HistoryRequest, RUN, ("loss",), columns=100).series[0].last
+    assert losses[-1] < losses[0] - 0.5 and abs(losses[0] - math.log(256)) < 1e-6
+
+
+def test_the_example_trains_on_without_an_agent_and_catches_up(agent: AgentProcess) -> None:
+    words = example(agent, "--run", RUN, "--steps", "1200", "--batch", "64")
+    agent.terminate()
+    loop = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    try:
+        agent.start()
+        with agent.client() as client:
+            until(lambda: any(run.step > 0 for run in client.ask(RunsRequest).runs), what="steps of the loop")
+        agent.kill()
+        agent.start()
+        said, _ = loop.communicate(timeout=HANG_SECONDS)
+    finally:
+        loop.kill()
+        loop.wait()
+    assert loop.returncode == 0 and "1200 recorded" in said
+    with RecordReader(agent.run_paths(RUN)) as reader:
+        found = [step.step for first in (0, 1000) for step in reader.steps(first, 1000)[0] if step.step > first]
+    assert sorted(set(found)) == list(range(1, 1201))
+
+
+@pytest.fixture
+def run_toml(run_config, tmp_path):
+    config = run_config(run__steps=1000)
+    config["nodes"] = {"studio": {"backend": "torch", "device": "cpu", "threads": 1}}
+    (tmp_path / "run.toml").write_bytes(tomli_w.dumps(config).encode())
+    return tmp_path / "run.toml"
+
+
+def environment(folder: Path) -> dict[str, str]:
+    (folder / "tmp").mkdir()
+    return {**ENVIRONMENT, "TMPDIR": str(folder / "tmp"), "TRAINCTL_STATE": str(folder / "state")}
+
+
+def test_each_setting_trains_and_one_that_fails_is_a_row_that_says_why(run_toml, tmp_path):
+    (tmp_path / "cluster.toml").write_text('[nodes.studio]\naddress = "ipc:///tmp/none"\nprice_per_hour = 2.0\n')
+    found = call_json(
+        "bench", run_toml, "--over", "batch.micro=1,2,4096", "--steps", "4", "--cluster", tmp_path / "cluster.toml"
+    )
+    one, two, failed = found["rows"]
+    assert found["ok"] and found["node"] == "studio"
+    for row in (one, two):
+        assert row["ok"] and row["tokens_per_second"] > 0 and row["peak_bytes"] > 1e7
+        assert row["steps_of_run"] == 1000 and row["seconds_to_end"] == pytest.approx(1000 * row["step_seconds"])
+        assert row["cost"] == pytest.approx(2.0 * row["seconds_to_end"] / 3600)
+    assert one["against_first"] == 1.0
+    assert not failed["ok"] and "batch.micro: 4096 is above batch.global" in failed["problem"]
+    assert not (tmp_path / "state").exists()
+
+
+def test_ctrl_c_ends_the_run_and_its_agent_and_the_node_keeps_its_tokens(run_toml, tmp_path):
+    kept = tmp_path / "state" / "studio"
+    kept.mkdir(parents=True)
+    with started("bench", run_toml, "--steps", "10000", env=environment(tmp_path)) as process:
+        until(lambda: [*(tmp_path / "tmp").rglob("runs/*/record.db")], HANG_SECONDS, "the run")
+        until(lambda: [path for path in kept.rglob("*") if path.is_file()], HANG_SECONDS, "the tokens")
+        os.kill(process.pid, signal.SIGINT)
+        process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 130
+    assert_none_left(tmp_path)
+    left = [path.name for path in (tmp_path / "tmp").iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor_")] == []  # torch's own folder
