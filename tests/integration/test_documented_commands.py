@@ -17,8 +17,8 @@ from tests.trainer.support.chat_model import make_chat_model, questions, write_r
 PAGES = ("README.md", "docs/training.md", "docs/operating.md")
 NOT_RUN = {
     ". .venv/bin/activate": "tests run in an environment already",
-    "make demo": "installs: tests/tools/test_setup.py, and tests/integration/test_demo.py for the demo",
-    "make watch-demo": "installs: tests/tools/test_setup.py, and tests/integration/test_demo.py for the demo",
+    "make demo": "installs: tests/tools/test_packages.py, and tests/integration/test_demo.py for the demo",
+    "make watch-demo": "installs: tests/tools/test_packages.py, and tests/integration/test_demo.py for the demo",
     "pip install '.[torch]'": "installs: tests/integration/test_packages.py",
     "pip install '.[tui]'": "installs: tests/integration/test_packages.py",
     "pip install .": "installs: tests/integration/test_packages.py",

@@ -1,4 +1,4 @@
-"""Both backends read the same Hugging Face directory, and say in a line why one cannot be trained."""
+"""Both backends read the same Hugging Face directory, and say in a line why one cannot."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.trainer.support.curves import TOLERANCES, UNEVEN, group_losses, losses, worst
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.config import run_file as runfile
@@ -178,3 +179,44 @@ def test_the_demo_assets_are_made_once_and_say_so(tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     refused = make_demo(tmp_path / "file")
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
+
+
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(name, marks=[] if name == "bfloat16" else [pytest.mark.tier("all")]) for name in TOLERANCES]
+)
+def test_mixed_ranks_keep_to_the_tolerance(new_rig, new_ranks, dtype):
+    alone = losses(new_rig("torch", model__dtype=dtype), False, len(UNEVEN))
+    apart = worst(group_losses(new_ranks("ring", ("torch", "mlx"), model__dtype=dtype), UNEVEN), alone)
+    print(f"{dtype}: {apart:.2g}")
+    assert alone[-1] < 0.9 * alone[0], "it has to learn for this to mean anything"
+    assert 0 < apart < TOLERANCES[dtype]
+
+
+SCRIPT = """
+    import gc
+    import sys
+    from pathlib import Path
+
+    import msgspec
+
+    from trainctl.protocol.config.run_tables import RunFile
+    from trainctl.trainer.backends.load import import_library
+    from trainctl.trainer.backends.load import load
+
+    folder = Path(sys.argv[1])
+    config = msgspec.convert({
+        "run": {"name": "t", "steps": 1}, "model": {"path": str(folder / "model")}, "batch": {"global": 2},
+        "data": {"path": str(folder / "text"), "tokenizer": "bytes", "sequence_length": 16},
+        "optimizer": {"learning_rate": 1e-3}, "nodes": {"here": {"backend": "mlx"}},
+    }, RunFile)
+    import_library(config, "here", "run file")
+    backend = load(config, config.nodes["here"], "run file")
+    print(backend.name, "transformers" in sys.modules, "torch" in sys.modules)
+    print(gc.get_freeze_count() > 5 * len(gc.get_objects()))
+    import torch
+    print(torch.ones(3).sum().item())
+"""
+
+
+def test_mlx_is_loaded_without_torch_which_can_still_be_imported(run_python):
+    assert run_python(SCRIPT).splitlines() == ["mlx True False", "True", "3.0"]

@@ -1,18 +1,28 @@
-"""A rank's checkpoint plans in the background: what the agent gets of a write that fails in an unexpected way."""
+"""Checkpoints in the background: the copy of the state, what the agent gets of a write, the lead's word before it."""
 
 import threading
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from tests.node_agent.support.records import plan
+from tests.trainer.support.passes import go_on, trained
+from tests.trainer.support.synced_disk import SyncedDisk
 from tests.trainer.support.written_checkpoints import loop_of
+from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.record.copy_mark import clear_pending, pending_ranks
+from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.rank_record import MetricsWriter
+from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing
 from trainctl.trainer.backends.backend import Device, State
 from trainctl.trainer.backends.memory import HostMemory
-from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer
+from trainctl.trainer.checkpoints import checkpointer
+from trainctl.trainer.checkpoints.checkpointer import CHECKPOINT_FAILURES, Checkpointer, RecordSync
 from trainctl.trainer.checkpoints.saver import Copied, HostCopy
+from trainctl.trainer.step.progress import Progress
 
 LOOP = loop_of(4)
 PLAN = m.StepPlan(
@@ -122,3 +132,106 @@ def test_the_first_writer_marks_what_the_agent_copies(tmp_path):
     checkpointer.wait_for_copy()
     assert pending_ranks(tmp_path) == {}, "a leaving trainer waits for the copy"
     agent.join()
+
+
+def test_a_copy_follows_updates_and_memory_that_moves(load_backend):
+    backend = trained(load_backend, "torch", 1)
+    copy, names = HostCopy(backend), [*backend.shapes]
+    for change in (lambda p: p, lambda p: p.mul_(2), lambda p: p.clone() + 1):
+        for parameter in backend._parameters:
+            parameter.data = change(parameter.data)
+        state = copy.take()
+        for name, parameter in zip(names, backend._parameters, strict=True):
+            np.testing.assert_array_equal(state.weights[name], parameter.detach().numpy())
+        for slot, moments in state.slots.items():
+            for name, moment in zip(names, backend._optimizer.moments(slot), strict=True):
+                np.testing.assert_array_equal(moments[name], moment.numpy())
+
+
+def test_a_copy_on_mlx_is_the_arrays_themselves_and_later_updates_leave_it_as_it_is(load_backend):
+    backend = trained(load_backend, "mlx", 1)
+    state = HostCopy(backend).take()
+    for name, array in backend._moments["exp_avg"].items():
+        assert np.shares_memory(state.slots["exp_avg"][name], np.asarray(array)), name
+    before = {name: array.copy() for name, array in state.weights.items()}
+    go_on(backend, 1, 3)
+    for name, array in before.items():
+        np.testing.assert_array_equal(state.weights[name], array)
+        assert np.any(backend.copy_out("weights")[name] != array), name
+
+
+AWAITED = msgspec.structs.replace(plan(7, m.Generation(1, 2)), kind="checkpoint", writers=(0,), recorded=False)
+
+
+class Rank:
+    """One with its record, beside that of an agent which is there or not."""
+
+    def __init__(self, folder):
+        self.paths, self.is_away = RunPaths(folder / "run-1"), False
+        self.paths.directory.mkdir()
+        self.agents = open_for_writing(self.paths.record, RUN_SCHEMA)
+        self.metrics = MetricsWriter(self.paths.rank_record(0), "a")
+        self.progress = Progress()
+        self.record = RecordSync(self.paths, self.metrics, self.progress, lambda: self.is_away)
+
+    def close(self):
+        self.metrics.close()
+        self.agents.close()
+
+    def waiting(self, plan):
+        """A thread that waits before a checkpoint."""
+        made = threading.Thread(target=self.record.wait, args=(plan,), daemon=True)
+        made.start()
+        return made
+
+
+@pytest.fixture
+def rank(tmp_path):
+    made = Rank(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_checkpoint_waits_for_the_lead_s_word_on_its_own_plan(rank):
+    waiting = rank.waiting(AWAITED)
+    rank.record.plan(msgspec.structs.replace(AWAITED, seq=AWAITED.seq - 1, recorded=True))
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    rank.record.plan(msgspec.structs.replace(AWAITED, recorded=True))
+    waiting.join(30)
+    assert not waiting.is_alive()
+    rank.waiting(AWAITED).join(30)  # it may come before the files are written
+
+
+@pytest.mark.parametrize("why", ["away", "leaving", "generation"])
+def test_a_checkpoint_waits_for_no_word_that_can_t_come(rank, why, monkeypatch):
+    monkeypatch.setattr(checkpointer, "RECORD_SECONDS", 1e9)
+    rank.progress.highest = AWAITED.generation
+    waiting = rank.waiting(AWAITED)
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    match why:
+        case "away":
+            rank.is_away = True
+        case "leaving":
+            rank.progress.leaving = "ended by a signal"
+        case "generation":
+            rank.progress.highest = m.Generation(1, 3)
+    waiting.join(HANG_SECONDS)
+    assert not waiting.is_alive()
+
+
+@pytest.mark.parametrize("plan", [None, msgspec.structs.replace(AWAITED, recorded=None)])
+def test_a_lead_that_says_nothing_is_not_waited_for(rank, plan):
+    waiting = rank.waiting(plan)
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_the_records_of_this_node_are_on_its_disk_first(rank, tmp_path):
+    rank.agents.execute("INSERT INTO meta VALUES ('key', 'value')")
+    disk = SyncedDisk(tmp_path)
+    with disk.recorded():
+        rank.record.wait(None)
+    synced = {moment.path for moment in disk.moments if moment.call == "sync"}
+    assert {"run-1/record.db-wal", "run-1/rank-0.db-wal"} <= synced

@@ -1,5 +1,8 @@
-"""Batches that are assembled ahead are those that would be assembled in time, and a broken cache is named."""
+"""Batches that are assembled ahead, and pages of the cache that are dropped."""
 
+import mmap
+import os
+import subprocess
 import threading
 
 import numpy as np
@@ -9,6 +12,7 @@ from tests.waiting import until
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.data import batch as batches
 from trainctl.trainer.data.batch import Prefetch
+from trainctl.trainer.data.token_cache import _is_cached, drop_pages
 from trainctl.trainer.loop import train
 
 
@@ -86,3 +90,38 @@ def test_a_sample_that_the_cache_lacks_is_named(new_rig):
     with pytest.raises(TrainctlError, match=r"sample \d+: its tokens are missing from the token cache"):
         for step in range(1, 40):
             train(rig.rank, rig.plan(step, 3), 0.0)
+
+
+def is_cached(path):
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return _is_cached(file)
+    finally:
+        os.close(file)
+
+
+def filesystem(path):
+    return subprocess.run(
+        ["stat", "-f", "-c", "%T", str(path)], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.needs("linux")  # only Linux reports which parts of a file are cached
+def test_dropped_pages_are_gone_and_mapped_ones_are_not(tmp_path):
+    if filesystem(tmp_path) == "tmpfs":
+        assert not drop_pages([_written(tmp_path / "a")])
+        return
+    first, second = _written(tmp_path / "a"), _written(tmp_path / "b")
+    assert is_cached(first)
+    assert drop_pages([first, second])
+    first.read_bytes()
+    assert is_cached(first)
+    with first.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[::4096]) >= 0
+        assert not drop_pages([first])
+    assert drop_pages([])
+
+
+def _written(path):
+    path.write_bytes(os.urandom(1 << 20))
+    return path

@@ -1,12 +1,25 @@
-"""Operations of a step, against torch's own count of real models' passes."""
+"""What a step tells of itself: operations, calls, memory's trend, updates, loss scales, and rates of its data."""
 
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import trainctl.trainer
 from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.config.model_facts import read_facts
 from trainctl.protocol.config.run_tables import AdapterTable
+from trainctl.trainer.backends.memory import Memory
+from trainctl.trainer.data.dataset import open_dataset
+from trainctl.trainer.step import data_bench
+from trainctl.trainer.step.data_bench import MicroBatchReader, bench
+from trainctl.trainer.step.observer import TREND_STEPS, MemoryTrend
+from trainctl.trainer.step.progress import LossScale
 
 SEQUENCES, LENGTH, LAYERS = 3, 16, 3
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -77,3 +90,114 @@ def test_adapters_on_the_last_layers_of_a_frozen_model(layers, tmp_path):
 def test_longer_sequences_attend_to_more(tmp_path):
     found = flops_of(model_of("llama"), tmp_path, AdapterTable())
     assert found.of(128, 2) - found.of(128, 4) == pytest.approx(found.per_token_pair * 128 * 32)
+
+
+MOST_CALLS, MOST_FILES = 330, 25
+ROOMS = Path(next(iter(trainctl.trainer.__path__))).parents[2]
+
+
+def test_a_step_of_two_micro_batches_makes_few_calls(new_rig):
+    rig = new_rig("torch")
+    for step in (1, 2):  # what is made once is made
+        rig.train(step, 6)
+    calls: Counter[tuple[str, str]] = Counter()
+
+    def count(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(ROOMS) and ".venv" not in path.parts and "tests" not in path.parts:
+            calls[path.name, frame.f_code.co_qualname] += 1
+
+    sys.setprofile(count)
+    try:
+        rig.train(3, 6)
+    finally:
+        sys.setprofile(None)
+    print(sum(calls.values()), calls.most_common(20))
+    assert calls["loop.py", "train"] == 1 and calls["loop.py", "_micro_batch"] == 2
+    assert sum(calls.values()) <= MOST_CALLS
+    assert len({file for file, _ in calls}) <= MOST_FILES
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40), st.integers(1, 10**12))
+def test_mean_and_slope_are_those_of_the_last_steps(peaks, cap):
+    trend = MemoryTrend()
+    for count, peak in enumerate(peaks, 1):
+        found = trend.add(Memory(peak, peak, cap))
+        last = peaks[max(0, count - TREND_STEPS) : count]
+        assert found["memory_use"] == pytest.approx(sum(last) / len(last) / cap)
+        assert ("memory_growth" in found) == (len(last) == TREND_STEPS)
+        if len(last) == TREND_STEPS:
+            assert found["memory_growth"] == pytest.approx(
+                np.polyfit(range(TREND_STEPS), last, 1)[0], rel=1e-6, abs=0.01
+            )
+
+
+def test_what_cannot_be_read_says_nothing():
+    trend = MemoryTrend()
+    assert trend.add(Memory(1, None, 2)) == {}
+    assert trend.add(Memory(1, 1, None)) == {}
+    assert Memory(1, None, 3).values == {"memory_bytes": 1.0, "memory_cap_bytes": 3.0}
+
+
+@pytest.mark.parametrize(("reason", "factor"), [("overflow", 0.5), ("nan", 0.5), ("empty", 1.0), (None, 1.0)])
+def test_the_scale_is_halved_only_after_a_step_that_was_not_finite(reason: str | None, factor: float) -> None:
+    scale = LossScale.of("float16")
+    before = scale.value
+    scale.committed("float16", reason)
+    assert scale.value == factor * before
+
+
+def test_the_scale_is_doubled_after_2000_finite_steps_in_a_row_with_empty_ones_between() -> None:
+    scale = LossScale.of("float16")
+    scale.committed("float16", "overflow")
+    before = scale.value
+    for _ in range(1999):
+        scale.committed("float16", None)
+        scale.committed("float16", "empty")
+    assert scale.value == before
+    scale.committed("float16", None)
+    assert scale.value == 2 * before
+
+
+def flat(rig):
+    weights = rig.backend.copy_out("weights")
+    return np.concatenate([weights[name].ravel() for name in sorted(weights)]).astype(np.float64)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_it_is_the_norm_of_the_update_over_that_of_the_weights(new_rig, backend):
+    rig, plain = new_rig(backend, optimizer__update_ratio_every=2), new_rig(backend)
+    for step in range(1, 5):
+        before = flat(rig)
+        report = rig.train(step, 4)
+        assert "update_ratio" not in plain.train(step, 4).values
+        expected = np.linalg.norm(flat(rig) - before) / np.linalg.norm(before)
+        assert report.values.get("update_ratio") == (None if step % 2 else pytest.approx(expected, rel=1e-5))
+    assert (flat(rig) == flat(plain)).all()
+
+
+def test_an_epoch_is_each_step_s_share_in_micro_batches(run_file, tmp_path):
+    here = {"backend": "torch", "device": "cpu", "threads": 1, "share": 8, "micro": 3}
+    config = run_file(nodes__here=here, nodes__there={"share": 4})
+    dataset = open_dataset(config, tmp_path / "caches", "run.toml")
+    pieces = list(MicroBatchReader(config, "here", dataset).pieces())
+    steps = dataset.samples // 12
+    assert [len(piece) for piece in pieces] == [3, 3, 2] * steps
+    whole = np.concatenate(pieces).reshape(steps, 8)
+    assert (whole == whole[:, :1] + np.arange(8)).all() and (np.diff(whole[:, 0]) == 12).all()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_rates_are_those_of_the_data(run_file, tmp_path, monkeypatch, workers):
+    monkeypatch.setattr(data_bench, "WARM_SECONDS", 0.01)
+    config = run_file(data__workers=workers, data__prefetch=2 * (workers - 1))
+    dataset = open_dataset(config, tmp_path / "caches", "run.toml")
+    found = bench(config, "here", "run.toml", tmp_path, with_model=workers == 1)
+    epoch = dataset.samples // 12 * 12 * 20
+    assert found.cold is None or found.cold.tokens == epoch
+    assert found.warm.tokens > 0 and found.warm.tokens / found.warm.micro_batches == 4 * 20
+    assert dataset.samples * 20 < found.tokens < found.source_bytes + 100
+    assert (found.need is not None) == (workers == 1)
+    if found.need is not None:
+        assert found.need.tokens_per_second > 0 and found.need.detail == "3 micro-batches with torch on cpu"
+    assert not list(tmp_path.glob("trainctl-bench-*"))
