@@ -1,12 +1,12 @@
 """The power of a lead's machine, of a follower's and of both goes while a run writes checkpoints: it goes on.
 
-`--schedule-seed` replays the moments of cuts.
-"""
+`--schedule-seed` replays the moments of cuts."""
 
 import contextlib
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,14 +20,101 @@ from tests.cluster.run_files import FOREVER, NODE, RING, on
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
 from tests.integration.conftest import AgentProcess
 from tests.integration.support.clusters import Cluster
-from tests.integration.support.cut_disk import CutDisk, cut, named_after
 from tests.integration.support.reference import one_rank_curve
-from tests.waiting import until
+from tests.waiting import Patience, until
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.checkpoints import newest_complete, read_manifest
+
+SIZE_BYTES = 64 * 1024 * 1024
+
+
+class CutDisk:
+    """An ext4 file system that is mounted at a folder; use it as a context manager, or `close` it."""
+
+    def __init__(self, image: Path, folder: Path) -> None:
+        self.image, self.folder, self._device, self._cuts = image, folder, "", 0
+        folder.mkdir(parents=True, exist_ok=True)
+        with image.open("wb") as file:
+            file.truncate(SIZE_BYTES)
+        _run("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
+        self._mount()
+
+    def __enter__(self) -> "CutDisk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _mount(self) -> None:
+        self._device = _run("losetup", "--find", "--show", str(self.image))
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._detach)
+            _run("mount", "-t", "ext4", self._device, str(self.folder))
+            failed.pop_all()
+
+    def _detach(self) -> None:
+        device, self._device = self._device, ""
+        if device:
+            _run("losetup", "--detach", device)
+
+    def close(self) -> None:
+        """Unmount it, even if it is in use, and free its device."""
+        if self._device:
+            _run("umount", "--lazy", str(self.folder))
+            self._detach()
+
+    def restart(self, content: bytes) -> None:
+        """Mount what a cut has left in place of what is there. ext4 replays its journal, as after a power cut."""
+        self.close()
+        self.image.unlink()
+        self._cuts += 1
+        self.image = self.image.with_suffix(f".{self._cuts}")
+        with self.image.open("wb") as file:
+            file.truncate(SIZE_BYTES)
+            for start in range(0, SIZE_BYTES, 1 << 16):
+                if any(piece := content[start : start + (1 << 16)]):
+                    file.seek(start)
+                    file.write(piece)
+        self._mount()
+
+
+def cut(disks: Sequence[CutDisk]) -> list[bytes]:
+    """What the disks hold at one moment: two reads of all of them in a row were equal."""
+    patience = Patience(30.0)
+    before = _read(disks)
+    while (now := _read(disks)) != before:
+        assert not patience.is_over(), "the disks are never still"
+        before = now
+    return now
+
+
+def _read(disks: Sequence[CutDisk]) -> list[bytes]:
+    return [disk.image.read_bytes() for disk in disks]
+
+
+def _run(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+    return done.stdout.strip()
+
+
+def named_after(folder: Path, steps: set[int], seconds: float) -> set[int]:
+    """The steps of the checkpoints in a folder as soon as there is one that isn't among `steps`."""
+    patience = Patience(seconds)
+    while not (found := _steps(folder)) - steps:
+        assert not patience.is_over(), "no further checkpoint"
+        time.sleep(0.002)
+    return found
+
+
+def _steps(folder: Path) -> set[int]:
+    with contextlib.suppress(OSError):
+        return {int(path.name.removeprefix("step-")) for path in folder.iterdir() if path.name.startswith("step-")}
+    return set()
+
 
 CUTS = tiers.scale("power cuts")
 SEED = tiers.schedule_seed(11)
@@ -38,7 +125,6 @@ AFTER_SECONDS = 1.0
 """Half of the cuts come so soon after a checkpoint has its name."""
 STEPS_AFTER = 10
 TOLERANCE = 1e-6
-pytestmark = [pytest.mark.needs("loop-devices"), pytest.mark.timeout(600 + 120 * CUTS)]
 
 
 class CutCluster:
@@ -155,6 +241,8 @@ def _step(client: BlockingClient) -> int:
     return run.step
 
 
+@pytest.mark.needs("loop-devices")
+@pytest.mark.timeout(600 + 120 * CUTS)
 def test_a_run_goes_on_from_its_newest_checkpoint_after_every_power_cut(run_config: Any, tmp_path: Path) -> None:
     chance, failures, curves = random.Random(SEED), list[str](), list[list[m.StepCommitted]]()
     rate = {"optimizer__schedule": "constant", "optimizer__learning_rate": 1e-4}
@@ -193,6 +281,8 @@ def test_a_run_goes_on_from_its_newest_checkpoint_after_every_power_cut(run_conf
     assert not failures, f"{len(failures)} of {CUTS} cuts: {failures}"
 
 
+@pytest.mark.needs("loop-devices")
+@pytest.mark.timeout(600 + 120 * CUTS)
 def test_the_checkpoint_of_a_trainer_without_an_agent_is_resumed_from_after_a_power_cut(
     run_config: Any, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a step tells of itself: operations, calls, memory's trend, updates, loss scales, and rates of its data."""
+"""What a step reports beside its loss: operations, calls, memory's trend, updates, loss scales, and data rates."""
 
 import sys
 from collections import Counter

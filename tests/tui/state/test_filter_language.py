@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tui.support.filter_printer import show
 from tests.tui.support.recorded import CLOCK, CONNECTED, live_hosts, run_view, snapshot
 
 from trainctl.protocol import messages as m
@@ -16,8 +15,49 @@ from trainctl.tui.state import filter_language as fl
 from trainctl.tui.state import reducer, table_schemas
 from trainctl.tui.state import table_fields as q
 from trainctl.tui.state import view_state as md
+from trainctl.tui.state.filter_language import And, Compare, Not, Or, Pattern, Term, Word
 from trainctl.tui.state.rank_rows import Row, rows
 from trainctl.tui.state.table_fields import FilterField, Table
+
+KEYWORDS = frozenset({"and", "or", "not"})
+MARKS = frozenset("<>=!:~")
+
+
+def show(term: Term) -> str:
+    """The term as it can be typed; parsing that gives the same term."""
+    match term:
+        case Word(text):
+            plain = text.lower() not in KEYWORDS and text[:1] != "-" and not MARKS & set(text)
+            return text if plain and _bare(text) else _quoted(text)
+        case Pattern(source):
+            return f"~{_value(source)}"
+        case Compare(name, operator, value):
+            return f"{name}{operator}{_value(value)}"
+        case Not(inner):
+            return f"not {_atom(inner)}"
+        case And(terms):
+            return " ".join(_atom(inner) for inner in terms)
+        case Or(terms):
+            return " or ".join(_atom(inner, Or) for inner in terms)
+
+
+def _atom(term: Term, within: type = And) -> str:
+    nested = isinstance(term, Or) or (isinstance(term, And) and within is not Or)
+    return f"({show(term)})" if nested else show(term)
+
+
+def _value(text: str) -> str:
+    return text if _bare(text) and text[0] not in "<>=!:~" else _quoted(text)
+
+
+def _bare(text: str) -> bool:
+    return bool(text) and not any(char.isspace() or char in "()\"'\\" for char in text)
+
+
+def _quoted(text: str) -> str:
+    inner = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{inner}"'
+
 
 STATE = md.ViewState()
 for _message in (CONNECTED, snapshot(_VIEW := run_view(4, step=18_240, steps=60_000)), *live_hosts(_VIEW)):
