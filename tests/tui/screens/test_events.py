@@ -24,7 +24,6 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import (
     MicroBatchChanged,
     NoteWritten,
-    Notice,
     SharesChanged,
 )
 from trainctl.tui.charts import marks as marks_of
@@ -211,12 +210,3 @@ def test_a_mark_keeps_its_number_when_more_commands_come() -> None:
 def test_the_charts_mark_a_rank_that_was_lost_and_one_that_came_back() -> None:
     marks = [mark for mark in marks_of.of_run(SHRUNK) if isinstance(mark, Change)]
     assert marks == [Change(70, "g1.3"), Change(78, "g1.4"), Change(116, "g1.5")]
-
-
-def test_only_an_alert_of_a_severity_is_called_one() -> None:
-    def label(severity: m.Severity, kind: str) -> str:
-        event = m.Event(id=1, at=NOW, severity=severity, by="auto", data=Notice("x", kind))
-        return events_table.alert_label(event)[0]
-
-    labels = [label("warning", "alert"), label("warning", "rank"), label("error", "rank"), label("good", "alert")]
-    assert labels == ["ALERT ", "WARN ", "ERROR ", ""]

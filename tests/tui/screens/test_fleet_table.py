@@ -3,7 +3,6 @@
 import dataclasses
 
 import msgspec
-import pytest
 from tests.tui.support.driving import body, running, until
 from tests.tui.support.pictures import SEVERAL, of_two_nodes
 from tests.tui.support.recorded import (
@@ -14,7 +13,7 @@ from tests.tui.support.recorded import (
     snapshot,
     source_of,
 )  # fmt: skip
-from tests.tui.support.states import FLEET, SHRUNK, state_after
+from tests.tui.support.states import FLEET, state_after
 
 from trainctl.protocol import messages as m
 from trainctl.tui.app.app import TrainctlApp
@@ -169,15 +168,3 @@ def test_a_rank_that_says_nothing_is_dimmed_with_its_age() -> None:
     row = fleet_table.lines(state, late, 80, total=False)[1]
     assert ln.plain(row).split()[-1] == "20s"
     assert {piece.role for piece in row if piece.text.strip()} <= {"old", "warning"}
-
-
-@pytest.mark.parametrize("columns", [60, 80, 200])
-@pytest.mark.parametrize("why", ["", "was ended by signal 9", "says: " + "no memory " * 30])
-def test_a_long_why_takes_the_room_of_what_is_unknown_and_no_more(columns: int, why: str) -> None:
-    assert SHRUNK.run is not None
-    ranks = tuple(msgspec.structs.replace(view, why=why) for view in SHRUNK.run.ranks)
-    state = dataclasses.replace(SHRUNK, run=msgspec.structs.replace(SHRUNK.run, ranks=ranks))
-    made = fleet_table.lines(state, CLOCK, columns, total=True)
-    assert {ln.width(row) for row in made} == {columns}
-    assert ln.plain(made[3]).rstrip().endswith(" 4s")
-    assert columns < 80 or why[:21] in ln.plain(made[2])

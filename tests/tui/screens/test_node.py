@@ -15,15 +15,14 @@ from trainctl.tui.cli import tables
 from trainctl.tui.report import run_side, setup_sections
 from trainctl.tui.report.document import ReportTable
 from trainctl.tui.report.run_facts import RankFacts
-from trainctl.tui.screens import node, node_facts
+from trainctl.tui.screens import node
 from trainctl.tui.screens.node import NodeScreen
 from trainctl.tui.screens.overview import OverviewScreen
-from trainctl.tui.state import rank_rows, reducer, step_phases
+from trainctl.tui.state import rank_rows, step_phases
 from trainctl.tui.state.step_phases import Compilation
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import run_lines
 from trainctl.tui.text.styled_line import plain, width
-from trainctl.tui.widgets.inline_bars import memory_lines
 
 FOUR = run_view(4)
 FORGE = 2
@@ -75,28 +74,6 @@ def screen_of_forge(view: m.RunView, values: dict[str, float], columns: int, row
 
 
 # ---------------------------------------------------------------- what it computes with
-
-
-@pytest.mark.parametrize(("columns", "rows"), [(80, 22), (120, 38), (200, 58)])
-def test_every_setting_is_shown_at_every_size_and_versions_where_there_is_room(columns: int, rows: int) -> None:
-    lines = screen_of_forge(with_compute(VERSIONED), {"tflops": 40.0, "mfu": 0.4}, columns, rows)
-    first = next(number for number, line in enumerate(lines) if line.startswith("dtype "))
-    (agent,) = [number for number, line in enumerate(lines) if line.startswith("agent ")]
-    shown = " ".join(lines[first : first + node_facts.MOST_COMPUTE_LINES])
-    assert all(f"{name} {value}" in shown for name, value in SETTINGS.items())
-    assert "40 TFLOP/s, peak unknown: trainctl calibrate, MFU 40%" in shown
-    above = " ".join(lines[:agent])
-    assert [f"{name} {version}" in above for name, version in VERSIONS.items()] == [rows > 22] * len(VERSIONS)
-
-
-def test_what_a_device_does_not_have_takes_no_room() -> None:
-    lines = screen_of_forge(with_compute(m.Compute("float32", weights="float32")), {"tflops": 40.0}, 80, 22)
-    (first,) = [number for number, line in enumerate(lines) if line.startswith("dtype ")]
-    assert lines[first].split() == ["dtype", "float32", "weights", "float32", "compile", "off"]
-    assert lines[first + 1].startswith("40 TFLOP/s")
-    assert plain(node_facts._flops({"tflops": 6.21, "matmul_use": 0.48})) == "6.21 TFLOP/s, 48% of its matmul peak"
-    assert plain(node_facts._flops({})) == ""
-    assert "dtype n/a" in "\n".join(screen_of_forge(with_compute(None), {}, 80, 22))
 
 
 def computing(view: m.RunView) -> list[str]:
@@ -173,35 +150,6 @@ def test_all_parts_and_the_cache_are_shown_at_every_size_and_unknown_ones_are_no
     text = "\n".join(screen_of_forge(FOUR, MEMORY, columns, rows))
     assert "22/24 GB" in text and "12/24 GB" in text
     assert not any(f" {name} " in text for name in (*(f"{name[0]} {name}" for name in PARTS), "cache"))
-
-
-def breakdown(state: ViewState, columns: int, rows: int) -> list[str]:
-    row = rank_rows.rows(state, CLOCK)[FORGE]
-    lines = [plain(line) for line in memory_lines(row, columns, rows)]
-    assert len(lines) == rows
-    return lines
-
-
-def test_the_bar_of_the_peak_has_a_letter_for_each_part_in_proportion() -> None:
-    values = MEMORY | MEMORY_PARTS
-    bar = breakdown(state_of(FOUR, values), 57, 8)[0].split()[-1]
-    assert bar == "ww" + "gggg" + "mmmmmmmmm" + "aaaaaaa"  # of 24 cells, 22 of 24 GB
-    del values["memory_cap_bytes"]
-    assert breakdown(state_of(FOUR, values), 44, 8)[0].split() == ["step", "peak", "22", "GB", "wggmmmmmaaa"]
-
-
-def test_parts_stand_alone_where_there_is_room_and_with_few_rows_what_says_least_is_left_out() -> None:
-    state = state_of(FOUR, MEMORY | MEMORY_PARTS)
-    sized = msgspec.structs.replace(host("forge", seq=3), disk_total_bytes=10**12)
-    row = rank_rows.rows(reducer.apply(state, sized, CLOCK.at_monotonic), CLOCK)[FORGE]
-    assert "788/1000" in plain(memory_lines(row, 44, 11)[-1])
-    tall = breakdown(state, 44, 11)
-    assert [line.split()[1] for line in tall[1:5]] == list(PARTS)
-    assert [line.split()[-2] for line in tall[1:5]] == ["9%", "18%", "37%", "28%"]
-    assert [line[1:12].strip() for line in breakdown(state, 39, 7)[3:]] == ["cache", "machine", "device", "disk free"]
-    state = reducer.apply(state, msgspec.structs.replace(host("forge"), seq=3), CLOCK.at_monotonic)
-    names = [line[1:12].strip() for line in breakdown(state, 39, 7)[3:]]
-    assert names == ["held after", "cache", "machine", "disk free"]
 
 
 # ---------------------------------------------------------------- by keys

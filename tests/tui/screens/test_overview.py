@@ -1,7 +1,6 @@
 """The Overview's head, charts and events as lines: nothing unknown is shown as a number."""
 
 import dataclasses
-import itertools
 import math
 from typing import Any
 
@@ -12,25 +11,17 @@ from hypothesis import strategies as st
 from tests.tui.support.recorded import (
     CLOCK,
     NOW,
-    committed,
     host,
-    rank_step,
-    run_view,
-    snapshot,
 )  # fmt: skip
-from tests.tui.support.states import ALONE, FLEET, GROUP, MIXED, NOTHING, attached, state_after
+from tests.tui.support.states import ALONE, FLEET, GROUP, MIXED, NOTHING, attached
 
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
-from trainctl.tui.charts import plots
-from trainctl.tui.charts.viewport import Chart, ChartView, Extent, Pick
 from trainctl.tui.screens import base, fleet_table, header, overview
 from trainctl.tui.state import rank_speed, reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
-from trainctl.tui.widgets import inline_bars
-from trainctl.tui.widgets.theme import rank_role
 
 
 def texts(made: list[ln.Line]) -> list[str]:
@@ -49,17 +40,6 @@ def test_a_wide_head_has_the_best_and_the_worst_case_beside_the_eta() -> None:
     assert "ETA 1h 00m, 15:31 (55m 00s to 1h 15m)" in texts(header.lines(state, CLOCK, 120, rows=2))[0]
     assert "ETA 1h 00m" in (narrow := texts(header.lines(state, CLOCK, 80, rows=2))[0])
     assert " to " not in narrow
-
-
-@pytest.mark.parametrize("state", [FLEET, GROUP, MIXED])
-def test_lines_of_the_run_have_no_ranks_colour(state: ViewState) -> None:
-    assert state.run is not None
-    of_ranks = {rank_role(place) for place in range(len(state.run.ranks))}
-    loss, evaluation = (trace.role for trace in overview.loss_panel(state).traces)
-    assert loss != evaluation and not of_ranks & {loss, evaluation}
-    chart = Chart((Pick("loss"), Pick("eval_loss")))
-    on_charts = plots.traces(chart, ChartView((chart,)), plots.Sources(state), Extent(120))
-    assert [trace.role for trace in on_charts] == [loss, evaluation]
 
 
 def test_the_loss_in_the_head_is_the_mean_of_sixteen_steps_unless_the_last_is_no_number() -> None:
@@ -111,14 +91,6 @@ def test_while_the_lead_s_agent_is_silent_the_run_is_not_shown_as_running(column
         assert "WAITING" not in head(other, 12) and "agent silent 12s" in head(other, 12)
 
 
-@given(st.tuples(*[st.floats(0, 10)] * 6), st.integers(1, 60), st.floats(0.01, 100))
-def test_a_phase_bar_is_never_longer_than_its_room(parts: tuple[float, ...], size: int, whole: float) -> None:
-    bar = ln.plain(inline_bars.phase_bar(m.Phases(*parts), size, whole))
-    assert bar == "n/a" or len(bar) <= size
-    if bar != "n/a" and sum(parts) >= whole:
-        assert len(bar) == size
-
-
 @pytest.mark.parametrize("state", ["failed", "stopped"])
 def test_how_a_run_ended_is_said_and_when_it_would_have_is_not(state: m.RunState) -> None:
     head = texts(header.lines(attached(1, state, reason="out of memory"), CLOCK, 80, rows=2))[0]
@@ -144,47 +116,11 @@ def test_before_anything_answers_no_run_is_not_said_to_be_missing() -> None:
     assert "no run yet" in empty
 
 
-def test_sixteen_ranks_fit_with_the_chosen_one_in_sight() -> None:
-    view = run_view(4, step=18_240, steps=60_000)
-    ranks = tuple(msgspec.structs.replace(view.ranks[0], rank=rank, node=f"node{rank}") for rank in range(16))
-    state = dataclasses.replace(FLEET, run=msgspec.structs.replace(view, ranks=ranks))
-    made = "\n".join(texts(page(state, CLOCK, 80, 24, selected=15)))
-    assert "node15" in made
-    assert "more ranks" in made
-
-
 def test_the_chart_by_node_tells_equal_steps_apart_by_what_each_rank_is_busy() -> None:
     panel = overview.busy_panel(GROUP)
     assert [track.label for track in panel.traces] == ["step", "torch-a", "torch-b", "mlx-c"]
     assert [round(float(track.window.last[-1]), 2) for track in panel.traces] == [0.4, 0.29, 0.26, 0.37]
     assert [track.label for track in overview.busy_panel(ALONE).traces] == ["atlas"]
-
-
-@pytest.mark.parametrize("steps", [150, 2000, 60_000])
-def test_the_charts_have_one_range_that_is_more_than_half_filled(steps: int) -> None:
-    for step in [*range(2, 300), *range(300, steps, 97), steps]:
-        if step <= steps:
-            state = dataclasses.replace(MIXED, run=run_view(3, step=step, steps=steps))
-            panels = [overview.loss_panel(state), overview.busy_panel(state), overview.rate_panel(state)]
-            ((first, last),) = {(panel.first, panel.last) for panel in panels}
-            assert first == 1
-            assert step > last / 2, (step, last)
-
-
-@pytest.mark.parametrize("step", [8, 30, 130, 700])
-def test_no_chart_is_drawn_in_less_than_half_of_its_width(step: int) -> None:
-    begun, seq = [snapshot(run_view(3, step=0, steps=2000))], itertools.count(1)
-    for past in range(1, step + 1):
-        view = run_view(3, step=past, steps=2000)
-        begun += [committed(view, past, next(seq)), *(rank_step(view, past, rank, next(seq)) for rank in range(3))]
-    state = state_after(begun)
-    left, right = zip(
-        *(row.split("│", 1) for row in texts(overview.chart_lines(state, 80, 9))[1:-1]),
-        strict=True,
-    )
-    for rows in (left, right):
-        drawn = {at for row in rows for at, char in enumerate(row) if "\u2800" < char <= "\u28ff"}
-        assert max(drawn) - min(drawn) + 1 >= len(rows[0]) / 2, "\n".join(rows)
 
 
 def test_of_many_ranks_the_chart_has_their_span_the_selected_one_and_the_straggler() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.tui.support.driving import body, dialog_text, hint, running, until
 from tests.tui.support.pictures import screen_strips
-from tests.tui.support.recorded import Recorded, app_of, committed, run_view, source_of
+from tests.tui.support.recorded import Recorded, committed, run_view, source_of
 from textual.command import CommandList
 from textual.screen import ModalScreen
 
@@ -109,22 +109,6 @@ async def test_a_picture_is_saved_and_a_bad_folder_is_said(tmp_path: Path) -> No
         app._pictures = tmp_path / "none"
         await pilot.press("S")
         await until(pilot, lambda: any("can't write" in str(note.message) for note in app._notifications))
-
-
-async def test_a_message_takes_no_more_than_the_row_above_the_keys() -> None:
-    app = app_of(source_of(4))
-    async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await until(pilot, lambda: "14:31" in body(app))
-        newest = next(row for row in body(app).splitlines() if row.startswith("14:31"))
-        await pilot.press("w")
-        await until(pilot, lambda: any("no open alerts" in row for row in rows_of(app)))
-        rows = rows_of(app)
-        assert "no open alerts" in rows[22]
-        assert newest in rows
-        told = app.screen.query_one("Toast").region
-        assert told.height == 1
-        assert told.right >= 78
-        assert told.width < 24
 
 
 @pytest.mark.parametrize("gone", ["#body", "#keys", "#filter-note"])
