@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.tui.support.driving import dialog_text, running
-from tests.tui.support.recorded import CLOCK, run_view, snapshot, source_of
-from tests.tui.support.states import ALONE, FLEET
+from tests.tui.support.recorded import source_of
 from tests.waiting import HANG_SECONDS
 
-from trainctl.tui.cli import tables
-from trainctl.tui.screens import header
 from trainctl.tui.text import formatting, run_lines, styled_line
 from trainctl.tui.text.ascii import in_same_cells, key_in_ascii, to_ascii
 from trainctl.tui.text.styled_line import Line, Piece, clean, width
@@ -90,32 +87,6 @@ def test_a_clock_names_the_day_only_when_it_is_another() -> None:
     clock = [formatting.clock(at, AT, datetime.UTC) for at in (AT, AT + DAY, AT - 19 * DAY)]
     assert clock == ["14:31", "Sat 14:31", "1 Nov 14:31"]
     assert formatting.eta(126_000, AT, datetime.UTC) == "1d 11h, Sun 01:31"
-
-
-def head_of(columns: int, rows: int) -> str:
-    return "\n".join(styled_line.plain(pieces) for pieces in header.lines(FLEET, CLOCK, columns, rows=rows))
-
-
-@pytest.mark.parametrize(
-    ("columns", "rows", "labels"),
-    [(80, 2, ["avg loss ", "tok/s", "eff "]), (120, 4, ["avg loss ", "recent 10.7k tok/s", "average ", "recent 0.33"])],
-)
-def test_the_head_says_what_is_a_mean_and_what_is_recent(columns: int, rows: int, labels: list[str]) -> None:
-    head = head_of(columns, rows)
-    assert all(label in head for label in labels), head
-
-
-def test_status_says_what_is_the_last_step_s_and_what_is_an_average() -> None:
-    assert ALONE.last_step is not None
-    lines = tables.status_text(snapshot(run_view(1))).splitlines()
-    last, rates = (next(line for line in lines if line.startswith(name)) for name in ("last step ", "rates "))
-    assert " loss " in last and "tok" in last
-    assert rates.index("average ") < rates.index("last step ") < rates.index("steps/s")
-    assert next(line for line in lines if line.startswith("evaluation ")).split()[1] == "loss"
-
-
-def test_ls_names_the_last_loss() -> None:
-    assert "LAST LOSS" in tables.runs_table([])
 
 
 async def test_help_has_every_figure_and_word() -> None:
