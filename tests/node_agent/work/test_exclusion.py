@@ -11,7 +11,7 @@ from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.work.work_lead import WorkLead
 from trainctl.node_agent.work.worker_host import WorkerHost
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 
 OPEN = m.OpenWork(rid="r", work="abcd", kind="answers", run="run-1", rows=1, size_bytes=1, digest="")
 HOST = m.HostWork(
@@ -25,9 +25,10 @@ def test_work_is_refused_during_a_run(tmp_path: Path) -> None:
     made: Any = context
     host = WorkerHost(made, role, lambda node: None)
     lead = WorkLead(made, role, host, lambda node: None)
-    for request in (OPEN, HOST):
-        reply: Any = asyncio.run(lead.reply(request))
-        assert "studio takes part in a run" in (reply.text if isinstance(reply, m.Refusal) else reply.problem)
+    with pytest.raises(RefusedError, match="studio takes part in a run"):
+        asyncio.run(lead.reply(OPEN))
+    hosted: Any = asyncio.run(lead.reply(HOST))
+    assert hosted.problem == "studio takes part in a run"
     assert (role.work, role.worker, [*tmp_path.iterdir()]) == ("", "", [])
 
 

@@ -4,16 +4,14 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-import zmq
 
 from trainctl.node_agent.clients import run_queries
 from trainctl.node_agent.clients.query_context import (
     QueryContext,
     UnknownRankError,
-    UnknownRunError,
     from_record,
     kept_view,
     run_paths,
@@ -44,17 +42,7 @@ GAP_LIMIT = 400
 
 
 async def reply(request: messages.Query, source: QueryContext) -> messages.AgentReply:
-    """The reply to a query, a refusal if there is no other."""
-    try:
-        return await _answer(request, source)
-    except InvalidInputError as error:
-        code: Any = {UnknownRunError: "unknown-run", UnknownRankError: "unknown-rank"}.get(type(error), "malformed")
-        return messages.Refusal(rid=request.rid, code=code, text=str(error))
-    except (OSError, zmq.ZMQError) as error:  # no descriptor is free, say
-        return messages.Refusal(rid=request.rid, code="busy", text=f"{source.node} cannot answer now: {error}")
-
-
-async def _answer(request: messages.Query, source: QueryContext) -> messages.AgentReply:
+    """Answer a query. Raises what stands against it."""
     match request:
         case messages.SnapshotRequest():
             return await run_queries.snapshot(request, source)

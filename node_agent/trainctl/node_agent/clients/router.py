@@ -3,18 +3,26 @@
 import asyncio
 import contextlib
 import select
+import sqlite3
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar, assert_never
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import zmq
 
 from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.calibration.calibration_host import CalibrationHost
 from trainctl.node_agent.clients import queries
-from trainctl.node_agent.clients.query_context import QueryContext
+from trainctl.node_agent.clients.query_context import QueryContext, UnknownRankError, UnknownRunError
 from trainctl.node_agent.work.work_lead import WorkLead
-from trainctl.protocol.errors import NotAuthorisedError, ProtocolError, RefusedError, VersionError
+from trainctl.protocol.errors import (
+    InvalidInputError,
+    NotAuthorisedError,
+    ProtocolError,
+    RefusedError,
+    TrainctlError,
+    VersionError,
+)
 from trainctl.protocol.messages import (
     AgentReply,
     CalibrationRequest,
@@ -23,7 +31,6 @@ from trainctl.protocol.messages import (
     FromPeer,
     GuestRequest,
     PeerRefusal,
-    Query,
     Question,
     Refusal,
     ToPeer,
@@ -32,6 +39,8 @@ from trainctl.protocol.messages import (
 from trainctl.protocol.wire import codec, sockets
 
 R = TypeVar("R")
+CODES: dict[type[Exception], str] = {UnknownRunError: "unknown-run", UnknownRankError: "unknown-rank"}
+"""Codes of refusals by the error; of others it is `malformed` for invalid input, and else `busy`."""
 MOST_ASKED, MOST_ASKED_BY_ALL = 64, 1024
 """Most requests of one client, and of all, that may be in progress or wait; further ones are refused."""
 MOST_BYTES = 16 * 1024 * 1024
@@ -261,23 +270,23 @@ class Router:
 
     async def _answer_request(self, asker: Asker, request: Question, size: int) -> None:
         try:
-            if isinstance(request, GuestRequest):
-                reply: AgentReply = await self._source.guests.reply(request)
-            elif isinstance(request, WorkRequest):
-                reply = await self._work_lead.reply(request)
-            elif isinstance(request, CalibrationRequest):
-                reply = await self._calibrations.reply(request)
-            elif isinstance(request, Query):
-                reply = await queries.reply(request, self._source)
-            else:
-                assert_never(request)
-            try:
-                await self._replies.reply(asker.caller, reply)
-            except ProtocolError as error:
-                await self._replies.reply(asker.caller, Refusal(rid=request.rid, code="busy", text=str(error)))
+            await self._replies.reply(asker.caller, await self._reply(request))
+        except (TrainctlError, OSError, sqlite3.Error, zmq.ZMQError) as error:
+            code: Any = CODES.get(type(error), "malformed" if isinstance(error, InvalidInputError) else "busy")
+            text = str(error) if isinstance(error, TrainctlError) else f"{self._source.node} can't answer now: {error}"
+            await self._replies.reply(asker.caller, Refusal(rid=request.rid, code=code, text=text))
         finally:
             self._asked.leave(asker, size)
             self._begin_answers()
+
+    async def _reply(self, request: Question) -> AgentReply:
+        if isinstance(request, GuestRequest):
+            return await self._source.guests.reply(request)
+        if isinstance(request, WorkRequest):
+            return await self._work_lead.reply(request)
+        if isinstance(request, CalibrationRequest):
+            return await self._calibrations.reply(request)
+        return await queries.reply(request, self._source)
 
     # ------------------------------------------------------------ commands
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import sqlite3
 import time
 from collections.abc import Callable
 
@@ -22,7 +21,6 @@ from trainctl.protocol.messages import (
     EndWork,
     HostWork,
     OpenWork,
-    Refusal,
     SliceReply,
     SliceRequest,
     WorkFilePart,
@@ -90,15 +88,7 @@ class WorkLead:
     # ------------------------------------------------------------ requests
 
     async def reply(self, request: WorkRequest) -> AgentReply:
-        """Carry out a request, or say why not."""
-        try:
-            return await self._take(request)
-        except InvalidInputError as error:
-            return Refusal(rid=request.rid, code="malformed", text=str(error))
-        except (RefusedError, OSError, sqlite3.Error) as error:
-            return Refusal(rid=request.rid, code="busy", text=str(error))
-
-    async def _take(self, request: WorkRequest) -> AgentReply:
+        """Carry out a request. Raises InvalidInputError, RefusedError, OSError or sqlite3.Error."""
         match request:
             case WorksRequest():
                 return Works(rid=request.rid, works=await self._works(led=request.led))
