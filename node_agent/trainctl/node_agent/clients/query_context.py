@@ -21,24 +21,9 @@ from trainctl.node_agent.runs import unstarted
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.publisher import Publisher
+from trainctl.protocol import messages
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import write_file
-from trainctl.protocol.messages import (
-    ACTIVE_RUN_STATES,
-    Alerts,
-    AttendRequest,
-    Command,
-    HostReading,
-    NodeView,
-    PeerView,
-    RankStep,
-    Refusal,
-    Refused,
-    Reply,
-    RunView,
-    StepCommitted,
-    Viewer,
-)
 from trainctl.protocol.messages.requests import Request
 from trainctl.protocol.messages.verbs import VERBS, StartRun, args_type
 from trainctl.protocol.record.paths import RunPaths
@@ -52,12 +37,12 @@ MAX_VIEWERS = 64
 ELSEWHERE_SECONDS = 3.0
 """Seconds another node's agent may take to answer a forwarded request; a client waits longer."""
 T = TypeVar("T")
-R = TypeVar("R", bound=Reply)
+R = TypeVar("R", bound=messages.Reply)
 
 
 @dataclass(frozen=True)
 class _Seen:
-    view: Viewer
+    view: messages.Viewer
     heard_monotonic: float
 
 
@@ -67,7 +52,7 @@ class Presence:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
-    def hear(self, request: AttendRequest, now_monotonic: float, now: float) -> tuple[Viewer, ...]:
+    def hear(self, request: messages.AttendRequest, now_monotonic: float, now: float) -> tuple[messages.Viewer, ...]:
         """Takes down who asks, if it says who it is, and gives the others, oldest first."""
         since = now_monotonic - EXPIRY_SECONDS
         self._seen = {viewer: seen for viewer, seen in self._seen.items() if seen.heard_monotonic > since}
@@ -76,7 +61,7 @@ class Presence:
             self._seen.pop(request.viewer, None)
         elif request.viewer and (known is not None or len(self._seen) < MAX_VIEWERS):
             since_at = known.view.since_at if known is not None else now
-            view = Viewer(by=request.by, since_at=since_at, read_only=request.read_only)
+            view = messages.Viewer(by=request.by, since_at=since_at, read_only=request.read_only)
             self._seen[request.viewer] = _Seen(view, now_monotonic)
         others = [seen.view for viewer, seen in self._seen.items() if viewer != request.viewer]
         return tuple(sorted(others, key=lambda view: view.since_at))
@@ -85,10 +70,10 @@ class Presence:
 class LiveRun(NamedTuple):
     """An active run as its agent has it in memory."""
 
-    view: RunView
-    last_step: StepCommitted | None
-    rank_steps: tuple[RankStep, ...]
-    alerts: Alerts | None
+    view: messages.RunView
+    last_step: messages.StepCommitted | None
+    rank_steps: tuple[messages.RankStep, ...]
+    alerts: messages.Alerts | None
 
 
 class UnknownRunError(InvalidInputError):
@@ -111,16 +96,16 @@ class QueryContext:
         self.presence = Presence()
         self.doctor = Doctor(context.node, default_folder(), context.directory, self._run_files)
         self.record_copies = RecordCopies()
-        self.host_reading: HostReading | None = None
+        self.host_reading: messages.HostReading | None = None
         self._removals: dict[str, asyncio.Task[int]] = {}  # by run
 
     @property
     def node(self) -> str:
         return self._context.node
 
-    def node_view(self) -> NodeView:
+    def node_view(self) -> messages.NodeView:
         own = self._context
-        return NodeView(
+        return messages.NodeView(
             node=own.node,
             boot=own.boot,
             address=own.address,
@@ -129,7 +114,7 @@ class QueryContext:
             version=own.version,
         )
 
-    def peer_views(self) -> tuple[PeerView, ...]:
+    def peer_views(self) -> tuple[messages.PeerView, ...]:
         return self.lead.peers.views
 
     async def rename_run(self, run: str, name: str) -> None:
@@ -156,7 +141,7 @@ class QueryContext:
     async def _remove(self, run: str) -> int:
         size_bytes = await asyncio.to_thread(lambda: RunPaths(self.known(run).directory).size_bytes)
         known = self.known(run)  # from here to `forget_run` without a pause: nobody resumes it meanwhile
-        if known.state in ACTIVE_RUN_STATES or self.live_run(known.directory) is not None:
+        if known.state in messages.ACTIVE_RUN_STATES or self.live_run(known.directory) is not None:
             raise InvalidInputError("run", f"{run} is active: stop it first with trainctl send stop --run {run}")
         self.lead.role.check_no_work()
         unstarted.mark(known.directory)
@@ -176,7 +161,7 @@ class QueryContext:
             raise UnknownRunError("run", f"no run {run!r} on this node")
         return known
 
-    def refusals(self, limit: int) -> tuple[Refused, ...]:
+    def refusals(self, limit: int) -> tuple[messages.Refused, ...]:
         if self._context.authenticator is not None:
             self._context.authenticator.settle()
         return self._context.db.refusals(limit)
@@ -227,7 +212,7 @@ class QueryContext:
             known = next(iter(db.runs()), None)
         return known.directory if known is not None else None
 
-    def redirect(self, command: Command) -> Refusal | None:
+    def redirect(self, command: messages.Command) -> messages.Refusal | None:
         """Return where a command about another node, or a run that one leads, should go; None: it is for this agent."""
         verb, node = VERBS.get(command.verb), command.node
         if verb is not None and verb.to_node and (verb.needs_node or node is not None):
@@ -250,10 +235,10 @@ class QueryContext:
         text = f"{known.lead} leads {known.run}; its agent is at {known.address}"
         return self._not_lead(command, text, known.lead, known.address)
 
-    def _not_lead(self, command: Command, text: str, node: str, address: str) -> Refusal:
+    def _not_lead(self, command: messages.Command, text: str, node: str, address: str) -> messages.Refusal:
         entry = self._context.cluster.nodes.get(node)
         key = entry.key if entry is not None else None
-        return Refusal(rid=command.rid, code="not-lead", text=text, lead=address, lead_key=key)
+        return messages.Refusal(rid=command.rid, code="not-lead", text=text, lead=address, lead_key=key)
 
     def _handed_over(self) -> FollowedRun | None:
         """The newest run of this node, if another one in touch leads it now and this one has no rank of it."""
@@ -296,7 +281,7 @@ async def from_record(paths: RunPaths, read: Callable[[RecordReader], T]) -> T:
     return await asyncio.to_thread(reading)
 
 
-def kept_view(reader: RecordReader) -> RunView | None:
+def kept_view(reader: RecordReader) -> messages.RunView | None:
     """Return a run as its record last showed it, in the folder where it is now."""
     with refusing_damage(reader.path, msgspec.DecodeError):
         return reader.view()

@@ -15,6 +15,7 @@ from trainctl.node_agent.calibration.calibration_host import CalibrationHost
 from trainctl.node_agent.clients import queries
 from trainctl.node_agent.clients.query_context import QueryContext, UnknownRankError, UnknownRunError
 from trainctl.node_agent.work.work_lead import WorkLead
+from trainctl.protocol import messages
 from trainctl.protocol.errors import (
     InvalidInputError,
     NotAuthorisedError,
@@ -22,19 +23,6 @@ from trainctl.protocol.errors import (
     RefusedError,
     TrainctlError,
     VersionError,
-)
-from trainctl.protocol.messages import (
-    AgentReply,
-    CalibrationRequest,
-    ClientRequest,
-    Command,
-    FromPeer,
-    GuestRequest,
-    PeerRefusal,
-    Question,
-    Refusal,
-    ToPeer,
-    WorkRequest,
 )
 from trainctl.protocol.wire import codec, sockets
 
@@ -165,18 +153,18 @@ class Replies:
     def __init__(self, control: Any, authenticator: Authenticator | None) -> None:
         self.control, self.authenticator = control, authenticator
 
-    async def reply(self, caller: bytes, reply: AgentReply | FromPeer) -> None:
+    async def reply(self, caller: bytes, reply: messages.AgentReply | messages.FromPeer) -> None:
         """Answer the client that asked, or whose conversation it is; one whose key was revoked gets no answer."""
         identity = self.authenticator.reply_identity(caller) if self.authenticator is not None else caller
         if identity is not None:
             await self.send(identity, reply)
 
-    async def refuse(self, identity: bytes, descriptor: int, refusal: Refusal | PeerRefusal) -> None:
+    async def refuse(self, identity: bytes, descriptor: int, refusal: messages.Refusal | messages.PeerRefusal) -> None:
         """Say why a message is not taken, unless nobody reads that."""
         if _has_room(descriptor):
             await self.send(identity, refusal)
 
-    async def send(self, identity: bytes, reply: AgentReply | FromPeer) -> None:
+    async def send(self, identity: bytes, reply: messages.AgentReply | messages.FromPeer) -> None:
         """To a connection of any client."""
         # A client that has gone, or reads nothing, loses its reply: it asks again with the same id. A lead notices by
         # the numbers.
@@ -204,8 +192,8 @@ class Router:
         self._control, self._authenticator, self._replies = replies.control, replies.authenticator, replies
         self._source, self._work_lead, self._calibrations = source, work_lead, calibrations
         self._pending: set[asyncio.Task[None]] = set()
-        self._asked: FairQueue[Question] = FairQueue(QUESTIONS)
-        self._ordered: FairQueue[Command] = FairQueue(COMMANDS)
+        self._asked: FairQueue[messages.Question] = FairQueue(QUESTIONS)
+        self._ordered: FairQueue[messages.Command] = FairQueue(COMMANDS)
         self._has_commands = asyncio.Event()
         self._look: asyncio.TimerHandle | None = None
 
@@ -220,14 +208,16 @@ class Router:
             except (ProtocolError, NotAuthorisedError) as error:
                 await self._replies.refuse(frames[0], sender.descriptor, _refusal(frames[-1], error))
                 continue
-            if isinstance(request, ToPeer):
+            if isinstance(request, messages.ToPeer):
                 await self._source.follower.receive(asker.caller, request)
             elif not self._enter(asker, request, len(frames[1])):
                 text = "too many requests of yours, or of all clients, are unanswered: try again later"
-                refusal = Refusal(rid=request.rid, code="busy", text=text)
+                refusal = messages.Refusal(rid=request.rid, code="busy", text=text)
                 await self._replies.refuse(frames[0], sender.descriptor, refusal)
 
-    def _admit(self, frames: list[bytes], sender: sockets.Sender) -> tuple[Asker, ClientRequest | ToPeer]:
+    def _admit(
+        self, frames: list[bytes], sender: sockets.Sender
+    ) -> tuple[Asker, messages.ClientRequest | messages.ToPeer]:
         """Whom to answer, and the request in frames. Raises ProtocolError or NotAuthorisedError."""
         caller, rights = frames[0], None
         if self._authenticator is not None:
@@ -238,15 +228,15 @@ class Router:
         if self._authenticator is None or rights is None:
             return Asker(caller, descriptor=sender.descriptor), request
         asker = Asker(caller, sender.public, rights.role == "viewer", sender.descriptor)
-        if isinstance(request, ToPeer):
+        if isinstance(request, messages.ToPeer):
             self._authenticator.check(sender.public, rights, request, self._source.follower.lead_of(request))
             return asker, request
         self._authenticator.check(sender.public, rights, request, None)
         return asker, self._authenticator.signed(rights, request)
 
-    def _enter(self, asker: Asker, request: ClientRequest, size: int) -> bool:
+    def _enter(self, asker: Asker, request: messages.ClientRequest, size: int) -> bool:
         """Begin with a request now or when it is its client's turn; False if there is no room for it."""
-        if isinstance(request, Command):
+        if isinstance(request, messages.Command):
             self._has_commands.set()
             return self._ordered.enter(asker, request, size)
         entered = self._asked.enter(asker, request, size)
@@ -268,23 +258,23 @@ class Router:
         self._look = None
         self._begin_answers()
 
-    async def _answer_request(self, asker: Asker, request: Question, size: int) -> None:
+    async def _answer_request(self, asker: Asker, request: messages.Question, size: int) -> None:
         try:
             await self._replies.reply(asker.caller, await self._reply(request))
         except (TrainctlError, OSError, sqlite3.Error, zmq.ZMQError) as error:
             code: Any = CODES.get(type(error), "malformed" if isinstance(error, InvalidInputError) else "busy")
             text = str(error) if isinstance(error, TrainctlError) else f"{self._source.node} can't answer now: {error}"
-            await self._replies.reply(asker.caller, Refusal(rid=request.rid, code=code, text=text))
+            await self._replies.reply(asker.caller, messages.Refusal(rid=request.rid, code=code, text=text))
         finally:
             self._asked.leave(asker, size)
             self._begin_answers()
 
-    async def _reply(self, request: Question) -> AgentReply:
-        if isinstance(request, GuestRequest):
+    async def _reply(self, request: messages.Question) -> messages.AgentReply:
+        if isinstance(request, messages.GuestRequest):
             return await self._source.guests.reply(request)
-        if isinstance(request, WorkRequest):
+        if isinstance(request, messages.WorkRequest):
             return await self._work_lead.reply(request)
-        if isinstance(request, CalibrationRequest):
+        if isinstance(request, messages.CalibrationRequest):
             return await self._calibrations.reply(request)
         return await queries.reply(request, self._source)
 
@@ -308,13 +298,13 @@ class Router:
             try:
                 await self._source.lead.journal.take(asker.caller, command)
             except RefusedError as error:
-                await self._replies.reply(asker.caller, Refusal(rid=command.rid, code="busy", text=str(error)))
+                await self._replies.reply(asker.caller, messages.Refusal(rid=command.rid, code="busy", text=str(error)))
 
 
-def _refusal(frame: bytes, error: ProtocolError | NotAuthorisedError) -> Refusal | PeerRefusal:
+def _refusal(frame: bytes, error: ProtocolError | NotAuthorisedError) -> messages.Refusal | messages.PeerRefusal:
     if isinstance(error, NotAuthorisedError) and (link := codec.peek_link(frame)):
-        return PeerRefusal(link=link, code="not-authorised", text=str(error))
+        return messages.PeerRefusal(link=link, code="not-authorised", text=str(error))
     code: Any = "version" if isinstance(error, VersionError) else "malformed"
     if isinstance(error, NotAuthorisedError):
         code = "not-authorised"
-    return Refusal(rid=codec.peek_rid(frame), code=code, text=str(error))
+    return messages.Refusal(rid=codec.peek_rid(frame), code=code, text=str(error))

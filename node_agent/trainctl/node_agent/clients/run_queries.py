@@ -14,42 +14,29 @@ import msgspec
 
 from trainctl.node_agent.clients.query_context import QueryContext, UnknownRunError, kept_view
 from trainctl.node_agent.records.agent_db import KnownRun
+from trainctl.protocol import messages
 from trainctl.protocol.batch import cost
 from trainctl.protocol.batch.cost import run_rates
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
-from trainctl.protocol.messages import (
-    ACTIVE_RUN_STATES,
-    Event,
-    RankStep,
-    Reply,
-    Runs,
-    RunsRequest,
-    RunSummary,
-    RunView,
-    Series,
-    Snapshot,
-    SnapshotRequest,
-    StepCommitted,
-)
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.messages.requests import Request
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.rollups import RANK_SERIES, RUN_SERIES
 
-R = TypeVar("R", bound=Reply)
+R = TypeVar("R", bound=messages.Reply)
 ANSWER_SECONDS = 2.0
 """Seconds the other agent may take to answer; the client of this one waits longer."""
 
 
-async def _view_from_lead(known: RunView, source: QueryContext) -> RunView:
+async def _view_from_lead(known: messages.RunView, source: QueryContext) -> messages.RunView:
     """A run as its lead of now has it; where that can't be reached, as it was when it was handed over."""
     lead = source.led_elsewhere(known.run)
     if lead is None:
         return known
-    told = await _asked(lead, SnapshotRequest(uuid.uuid4().hex, 0, known.run), source)
+    told = await _asked(lead, messages.SnapshotRequest(uuid.uuid4().hex, 0, known.run), source)
     if told is not None and told.run is not None:
         return msgspec.structs.replace(told.run, directory=known.directory)
     reason = f"the run's lead {lead} is unreachable, so the run's state is unknown here"
@@ -72,14 +59,14 @@ SNAPSHOT_BUCKETS = 20_000
 class _Read:
     """Part of a snapshot that a run's record has."""
 
-    last: StepCommitted | None = None
-    parts: tuple[RankStep, ...] = ()
-    events: tuple[Event, ...] = ()
-    series: tuple[Series, ...] = ()
-    view: RunView | None = None
+    last: messages.StepCommitted | None = None
+    parts: tuple[messages.RankStep, ...] = ()
+    events: tuple[messages.Event, ...] = ()
+    series: tuple[messages.Series, ...] = ()
+    view: messages.RunView | None = None
 
 
-async def snapshot(request: SnapshotRequest, source: QueryContext) -> Snapshot:
+async def snapshot(request: messages.SnapshotRequest, source: QueryContext) -> messages.Snapshot:
     """`seq` is read before the record: what is published meanwhile may be in both, and clients drop a known step."""
     seq, boot = source.publisher.seq, source.publisher.boot
     directory = source.run_directory(request.run)
@@ -99,7 +86,7 @@ async def snapshot(request: SnapshotRequest, source: QueryContext) -> Snapshot:
     if live is not None and live.last_step is not None:
         last, parts = live.last_step, tuple(sorted(live.rank_steps, key=lambda part: part.rank))
     own = source.alerts.view if request.run is None else None
-    return Snapshot(
+    return messages.Snapshot(
         rid=request.rid,
         boot=boot,
         seq=seq,
@@ -116,12 +103,12 @@ async def snapshot(request: SnapshotRequest, source: QueryContext) -> Snapshot:
     )
 
 
-def _unreadable(run: str, error: InvalidInputError, at: float) -> Event:
+def _unreadable(run: str, error: InvalidInputError, at: float) -> messages.Event:
     """Stands for what a record can't tell: the agent itself answers all the same."""
-    return Event(id=0, at=at, severity="error", by="auto", data=Notice(f"{run}: {error}"), run=run)
+    return messages.Event(id=0, at=at, severity="error", by="auto", data=Notice(f"{run}: {error}"), run=run)
 
 
-async def _as_ended(read: _Read, source: QueryContext) -> RunView | None:
+async def _as_ended(read: _Read, source: QueryContext) -> messages.RunView | None:
     """The last view that was kept, which may be from before the end when the agent was killed; of a run that is led
     elsewhere, the view there."""
     if read.view is None:
@@ -136,7 +123,7 @@ def _read(paths: RunPaths, columns: int) -> _Read:
         last = reader.last_step()
         parts = reader.rank_steps(last.step) if last is not None else ()
         events, _ = reader.events(limit=SNAPSHOT_EVENTS, newest=True)
-        series: list[Series] = []
+        series: list[messages.Series] = []
         view = kept_view(reader)
         if columns:
             ranks, of_run = reader.ranks(), {*RUN_SERIES, *([view.rate_metric] if view is not None else [])}
@@ -146,13 +133,13 @@ def _read(paths: RunPaths, columns: int) -> _Read:
     return _Read(last, tuple(parts), tuple(events), tuple(series), view)
 
 
-async def runs(request: RunsRequest, source: QueryContext) -> Runs:
+async def runs(request: messages.RunsRequest, source: QueryContext) -> messages.Runs:
     """Runs that other nodes lead are as they are there; where that can't be told they are marked as stale."""
     known = source.known_runs()
     rows = await asyncio.to_thread(lambda: [_summary(row) for row in known])
     leads = {row.run: lead for row in rows if (lead := source.led_elsewhere(row.run)) is not None}
     nodes = sorted(set(leads.values()))
-    replies = await asyncio.gather(*(_asked(node, RunsRequest(uuid.uuid4().hex), source) for node in nodes))
+    replies = await asyncio.gather(*(_asked(node, messages.RunsRequest(uuid.uuid4().hex), source) for node in nodes))
     told = {(node, row.run): row for node, said in zip(nodes, replies, strict=True) if said for row in said.runs}
     for number, row in enumerate(rows):
         lead = leads.get(row.run)
@@ -162,10 +149,10 @@ async def runs(request: RunsRequest, source: QueryContext) -> Runs:
             rows[number] = msgspec.structs.replace(there, **own)
         elif lead is not None:
             rows[number] = msgspec.structs.replace(row, lead=lead, stale=True)
-    return Runs(rid=request.rid, runs=tuple(rows))
+    return messages.Runs(rid=request.rid, runs=tuple(rows))
 
 
-def _summary(known: KnownRun) -> RunSummary:
+def _summary(known: KnownRun) -> messages.RunSummary:
     last, view, paths = None, None, RunPaths(known.directory)
     with contextlib.suppress(InvalidInputError), RecordReader(paths) as reader:  # damaged, or moved away
         last = reader.last_step()
@@ -175,7 +162,7 @@ def _summary(known: KnownRun) -> RunSummary:
         made = _summary_of(_with_cost(msgspec.structs.replace(view, state=known.state, step=step), last), last)
     else:
         config = _config(paths)
-        made = RunSummary(
+        made = messages.RunSummary(
             run=known.run,
             name=known.name,
             state=known.state,
@@ -200,8 +187,8 @@ def _config(paths: RunPaths) -> RunFile | None:
         return None
 
 
-def _summary_of(view: RunView, last: StepCommitted | None) -> RunSummary:
-    return RunSummary(
+def _summary_of(view: messages.RunView, last: messages.StepCommitted | None) -> messages.RunSummary:
+    return messages.RunSummary(
         run=view.run,
         name=view.name,
         state=view.state,
@@ -223,9 +210,9 @@ def _summary_of(view: RunView, last: StepCommitted | None) -> RunSummary:
     )
 
 
-def _with_cost(view: RunView, last: StepCommitted | None) -> RunView:
+def _with_cost(view: messages.RunView, last: messages.StepCommitted | None) -> messages.RunView:
     """A run of the record with its cost. If its agent ended with it, that is known up to the last step only."""
-    if view.cost is None or view.state in ACTIVE_RUN_STATES:
+    if view.cost is None or view.state in messages.ACTIVE_RUN_STATES:
         return view
     until = last.committed_at if last is not None else view.cost.at
     return msgspec.structs.replace(view, cost=cost.ended(view.cost, until))

@@ -12,25 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from trainctl.protocol.messages import (
-    FromPeer,
-    Message,
-    PeerAnswer,
-    PeerBeat,
-    PeerClaim,
-    PeerConsent,
-    PeerEnd,
-    PeerExit,
-    PeerHello,
-    PeerHost,
-    PeerHosted,
-    PeerKeep,
-    PeerPing,
-    PeerRefusal,
-    PeerRelay,
-    PeerTrainer,
-    PeerWelcome,
-)
+from trainctl.protocol import messages
 
 SILENT_AFTER_SECONDS = 3.5
 """Seconds of silence after which a follower's agent counts as silent; it answers a ping each second."""
@@ -38,13 +20,28 @@ STALE_SECONDS = 2.5
 """Seconds of silence after which an order may reach a follower's agent much later, as when its machine sleeps."""
 
 Judgement = Literal["take", "drop", "gap", "stranger"]
-Order = PeerHost | PeerRelay | PeerEnd | PeerTrainer | PeerKeep | PeerClaim
-Spoken = Order | PeerHosted | PeerConsent | PeerAnswer | PeerExit | PeerPing | PeerBeat
+Order = (
+    messages.PeerHost
+    | messages.PeerRelay
+    | messages.PeerEnd
+    | messages.PeerTrainer
+    | messages.PeerKeep
+    | messages.PeerClaim
+)
+Spoken = (
+    Order
+    | messages.PeerHosted
+    | messages.PeerConsent
+    | messages.PeerAnswer
+    | messages.PeerExit
+    | messages.PeerPing
+    | messages.PeerBeat
+)
 """Messages that are numbered, or name the number of the one before them."""
-Say = Callable[[bytes, FromPeer], Awaitable[None]]
+Say = Callable[[bytes, messages.FromPeer], Awaitable[None]]
 """Sends a message to the address of a lead's socket; a lead that has gone misses it and notices by the numbers."""
 RefusalCode = Literal["unknown-link", "older-term", "busy"]
-Sent = TypeVar("Sent", bound=Message)
+Sent = TypeVar("Sent", bound=messages.Message)
 
 
 class Numbers:
@@ -63,7 +60,7 @@ class Numbers:
         lost."""
         if message.link != self.link:
             return "stranger"
-        if isinstance(message, PeerPing | PeerBeat):
+        if isinstance(message, messages.PeerPing | messages.PeerBeat):
             return "take" if message.seq <= self.received else "gap"
         if message.seq <= self.received:
             return "drop"
@@ -83,7 +80,7 @@ class Line:
         self.state: Literal["unknown", "connected", "silent"] = "unknown"
         self.why = "not reached yet"
         self.open = False
-        self.welcome: PeerWelcome | None = None  # the newest
+        self.welcome: messages.PeerWelcome | None = None  # the newest
         self.numbers = Numbers("")
         self._heard = 0.0
 
@@ -91,16 +88,16 @@ class Line:
         """A hello goes out under a new name; nothing of an older conversation counts any more."""
         self.numbers, self.open, self._heard = Numbers(link), False, now
 
-    def take(self, message: FromPeer, now: float) -> Literal["welcome", "take", "drop", "begin-again"]:
+    def take(self, message: messages.FromPeer, now: float) -> Literal["welcome", "take", "drop", "begin-again"]:
         """Return what to do with a message: `begin-again`: the conversation is over, and another is to begin."""
         if message.link != self.numbers.link:
             return "drop"  # of a conversation that is over
-        if isinstance(message, PeerRefusal):
+        if isinstance(message, messages.PeerRefusal):
             self.open = False
             if message.code != "unknown-link":
                 self.state, self.why = "silent", message.text
             return "begin-again"
-        if isinstance(message, PeerWelcome):
+        if isinstance(message, messages.PeerWelcome):
             if self.open:
                 return "drop"
             self.open, self._heard, self.welcome = True, now, message
@@ -155,13 +152,13 @@ class InboundLinks:
         """When a lead last said something, in whichever conversation; 0 if it never did."""
         return self._heard_monotonic.get(lead, 0.0)
 
-    async def greet(self, identity: bytes, hello: PeerHello, welcome: PeerWelcome) -> None:
+    async def greet(self, identity: bytes, hello: messages.PeerHello, welcome: messages.PeerWelcome) -> None:
         """A new conversation in place of an older one with the same lead."""
         self._links[hello.lead] = _InboundLink(identity, Numbers(hello.link), hello.address)
         self._heard_monotonic[hello.lead] = time.monotonic()
         await self._say(identity, welcome)
 
-    async def judge(self, identity: bytes, message: Order | PeerPing) -> str | None:
+    async def judge(self, identity: bytes, message: Order | messages.PeerPing) -> str | None:
         """The lead whose message is to be taken; None for one that is dropped, or refused because one is missing."""
         lead = self.lead_of(message.link)
         if lead is None:
@@ -178,13 +175,13 @@ class InboundLinks:
         talk.identity = identity
         return lead
 
-    async def beat(self, lead: str, beat: PeerBeat) -> None:
+    async def beat(self, lead: str, beat: messages.PeerBeat) -> None:
         """Answer a ping; its link and number are given to the beat here."""
         talk = self._links[lead]
         numbered = msgspec.structs.replace(beat, link=talk.numbers.link, seq=talk.numbers.sent)
         await self._say(talk.identity, numbered)
 
-    async def answer(self, lead: str, message: FromPeer) -> bool:
+    async def answer(self, lead: str, message: messages.FromPeer) -> bool:
         """Say something in the conversation with a lead, which gives it link and number; False if there is none."""
         talk = self._links.get(lead)
         if talk is None:
@@ -199,4 +196,4 @@ class InboundLinks:
             await self.refuse(talk.identity, talk.numbers.link, code, text)
 
     async def refuse(self, identity: bytes, link: str, code: RefusalCode, text: str, **about: Any) -> None:
-        await self._say(identity, PeerRefusal(link=link, code=code, text=text, **about))
+        await self._say(identity, messages.PeerRefusal(link=link, code=code, text=text, **about))

@@ -10,28 +10,8 @@ from typing import Any, Protocol
 import zmq
 
 from trainctl.node_agent.transport.conversations import Line, Order
+from trainctl.protocol import messages
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
-from trainctl.protocol.messages import (
-    FromPeer,
-    HostedRank,
-    HostReading,
-    LateEvent,
-    PeerAnswer,
-    PeerBeat,
-    PeerClaim,
-    PeerConsent,
-    PeerEnd,
-    PeerExit,
-    PeerHello,
-    PeerHost,
-    PeerHosted,
-    PeerPing,
-    PeerRefusal,
-    PeerView,
-    PeerWelcome,
-    RunState,
-    ToPeer,
-)
 from trainctl.protocol.security.keyring import Credentials
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.handshake import HandshakeWatch
@@ -50,15 +30,15 @@ CredentialsFor = Callable[[str, str], Credentials | None]
 class PeerListener(Protocol):
     """Who listens to the followers. Called in the order in which a follower spoke."""
 
-    def hello(self, link: str) -> PeerHello: ...
-    async def welcomed(self, node: str, welcome: PeerWelcome) -> None: ...
-    async def said(self, node: str, said: PeerAnswer | PeerExit) -> None: ...
-    async def hosted(self, node: str, hosted: PeerHosted) -> None: ...
-    async def superseded(self, refusal: PeerRefusal) -> None: ...
+    def hello(self, link: str) -> messages.PeerHello: ...
+    async def welcomed(self, node: str, welcome: messages.PeerWelcome) -> None: ...
+    async def said(self, node: str, said: messages.PeerAnswer | messages.PeerExit) -> None: ...
+    async def hosted(self, node: str, hosted: messages.PeerHosted) -> None: ...
+    async def superseded(self, refusal: messages.PeerRefusal) -> None: ...
     def in_touch(self, node: str, why: str) -> None: ...
-    def read(self, reading: HostReading) -> None: ...
+    def read(self, reading: messages.HostReading) -> None: ...
     def slept(self, node: str, seconds: float, woke_at: float) -> None: ...
-    def late(self, event: LateEvent) -> bool: ...
+    def late(self, event: messages.LateEvent) -> bool: ...
 
 
 class PeerLink:
@@ -78,7 +58,7 @@ class PeerLink:
         self.node, self.address, self._key, self._credentials = node, address, key, credentials
         self.line = Line()
         self._since_at, self._since_monotonic = time.time(), time.monotonic()
-        self.ranks: tuple[HostedRank, ...] = ()  # as it last reported
+        self.ranks: tuple[messages.HostedRank, ...] = ()  # as it last reported
         self.leaving = ""  # why its ranks must leave, as it last reported; empty: they needn't
         self._yields = False  # whether it is asked to lead the run
         self._context, self._lead = context, lead
@@ -87,14 +67,14 @@ class PeerLink:
         self._taken: tuple[str, ...] = ()  # branches of the late events that the last answer had
         self._shown = self.line.state
         self._broken, self._welcomed = asyncio.Event(), asyncio.Event()
-        self._hosting: tuple[PeerHost, asyncio.Future[PeerHosted]] | None = None
-        self._claiming: tuple[int, asyncio.Future[PeerConsent]] | None = None  # in which term
+        self._hosting: tuple[messages.PeerHost, asyncio.Future[messages.PeerHosted]] | None = None
+        self._claiming: tuple[int, asyncio.Future[messages.PeerConsent]] | None = None  # in which term
 
     @property
-    def view(self) -> PeerView:
+    def view(self) -> messages.PeerView:
         """The other agent as clients see it."""
         welcome = self.line.welcome
-        return PeerView(
+        return messages.PeerView(
             node=self.node,
             address=self.address,
             live_address=welcome.live_address if welcome else None,
@@ -125,7 +105,7 @@ class PeerLink:
         link and number are given to it here."""
         return self.line.open and await self._transmit(self.line.numbers.stamped(order))
 
-    async def host(self, order: PeerHost, seconds: float) -> PeerHosted | None:
+    async def host(self, order: messages.PeerHost, seconds: float) -> messages.PeerHosted | None:
         """Ask it to host a rank, again should the conversation be lost meanwhile; None without an answer in time, or
         from an agent that stays unreachable."""
         self._hosting = (order, asyncio.get_running_loop().create_future())
@@ -140,20 +120,22 @@ class PeerLink:
         finally:
             self._hosting = None
 
-    async def welcome(self, seconds: float) -> PeerWelcome | None:
+    async def welcome(self, seconds: float) -> messages.PeerWelcome | None:
         """Return what its agent says about its node, None if it can't be reached in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._welcomed.wait()
         return self.line.welcome
 
-    async def claim(self, term: int, hosted: HostedRank, seconds: float, *, resume: bool = False) -> PeerConsent | None:
+    async def claim(
+        self, term: int, hosted: messages.HostedRank, seconds: float, *, resume: bool = False
+    ) -> messages.PeerConsent | None:
         """Ask it to consent to this agent's leading of the run that it has a record of, or has one of and resumes
         (`resume`); None without an answer in time."""
         self._claiming = term, asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(seconds):
-                claim = PeerClaim(link="", seq=0, run=hosted.run, term=term, hosted=hosted, resume=resume)
+                claim = messages.PeerClaim(link="", seq=0, run=hosted.run, term=term, hosted=hosted, resume=resume)
                 if not await self.send(claim):
                     return None
                 return await self._claiming[1]
@@ -162,12 +144,12 @@ class PeerLink:
         finally:
             self._claiming = None
 
-    async def end_rank(self, run: str, rank: int, state: RunState, reason: str = "") -> bool:
+    async def end_rank(self, run: str, rank: int, state: messages.RunState, reason: str = "") -> bool:
         """Have it end a rank and keep how the run ended; False if it can't be reached now.
 
         A `state` of "starting" says that the run never began: nothing of it is kept.
         """
-        return await self.send(PeerEnd(link="", seq=0, run=run, rank=rank, state=state, reason=reason))
+        return await self.send(messages.PeerEnd(link="", seq=0, run=run, rank=rank, state=state, reason=reason))
 
     async def yield_lead(self, *, wanted: bool) -> None:
         """Ask its agent, now and with each ping, to lead the run in this one's place; not `wanted`: stop asking."""
@@ -184,7 +166,7 @@ class PeerLink:
         self.address = address
         self._lose(f"is now at {address}")
 
-    async def _transmit(self, message: ToPeer) -> bool:
+    async def _transmit(self, message: messages.ToPeer) -> bool:
         assert message.link, "use send(): it names the link"
         frame = codec.encode(message)
         if self._socket is None or len(frame) > codec.CONTROL_FRAME_BYTES:
@@ -264,7 +246,7 @@ class PeerLink:
             self._lose(f"no message from {self.address}")
         elif self.line.open:
             await self._transmit(
-                PeerPing(
+                messages.PeerPing(
                     link=self.line.numbers.link,
                     seq=self.line.numbers.sent,
                     sent_monotonic=time.monotonic(),
@@ -297,7 +279,7 @@ class PeerLink:
                 self._lose(str(error))
                 continue
             verdict = self.line.take(message, time.monotonic())
-            if isinstance(message, PeerRefusal) and message.code == "older-term" and message.run is not None:
+            if isinstance(message, messages.PeerRefusal) and message.code == "older-term" and message.run is not None:
                 await self._lead.superseded(message)
             self._show()
             if verdict == "begin-again":
@@ -305,15 +287,15 @@ class PeerLink:
             elif verdict != "drop":
                 await self._hear(message)
 
-    async def _hear(self, message: FromPeer) -> None:
+    async def _hear(self, message: messages.FromPeer) -> None:
         match message:
-            case PeerWelcome():
+            case messages.PeerWelcome():
                 self.ranks, self.leaving = message.ranks, message.leaving
                 await self._lead.welcomed(self.node, message)
                 self._welcomed.set()
                 if self._hosting is not None:
                     await self.send(self._hosting[0])
-            case PeerBeat():
+            case messages.PeerBeat():
                 self.ranks, self.leaving = message.ranks, message.leaving
                 self._round_trip_seconds = max(0.0, time.monotonic() - message.sent_monotonic)
                 if message.host is not None and message.host.node == self.node:
@@ -321,16 +303,16 @@ class PeerLink:
                 if message.slept_seconds:
                     self._lead.slept(self.node, message.slept_seconds, message.woke_at)
                 self._taken = tuple(event.data.branch for event in message.late if self._lead.late(event))
-            case PeerHosted():
+            case messages.PeerHosted():
                 self.ranks = self.ranks if message.hosted is None else (message.hosted,)
                 if self._hosting is not None and not self._hosting[1].done():
                     self._hosting[1].set_result(message)
                 await self._lead.hosted(self.node, message)
-            case PeerConsent():
+            case messages.PeerConsent():
                 claiming = self._claiming
                 if claiming is not None and not claiming[1].done() and (message.refusal or message.term == claiming[0]):
                     claiming[1].set_result(message)
-            case PeerAnswer() | PeerExit():
+            case messages.PeerAnswer() | messages.PeerExit():
                 await self._lead.said(self.node, message)
-            case PeerRefusal():
+            case messages.PeerRefusal():
                 pass  # ends the conversation: `Line.take`

@@ -13,27 +13,10 @@ from trainctl.node_agent.work import checkpoint_files
 from trainctl.node_agent.work.dealer import Dealer
 from trainctl.node_agent.work.journal import JOURNAL_NAME, Journal, Opened, OpenedWork, WorkingNode
 from trainctl.node_agent.work.worker_host import WorkerHost, work_directory
+from trainctl.protocol import messages
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
-from trainctl.protocol.messages import (
-    AgentReply,
-    EndWork,
-    HostWork,
-    OpenWork,
-    SliceReply,
-    SliceRequest,
-    WorkFilePart,
-    WorkFileRequest,
-    WorkHosted,
-    WorkRequest,
-    WorkResultsRequest,
-    WorkRows,
-    Works,
-    WorksRequest,
-    WorkStatus,
-    WorkSummary,
-)
 from trainctl.protocol.messages.requests import SLICE_ROWS
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security import received_names
@@ -87,37 +70,37 @@ class WorkLead:
 
     # ------------------------------------------------------------ requests
 
-    async def reply(self, request: WorkRequest) -> AgentReply:
+    async def reply(self, request: messages.WorkRequest) -> messages.AgentReply:
         """Carry out a request. Raises InvalidInputError, RefusedError, OSError or sqlite3.Error."""
         match request:
-            case WorksRequest():
-                return Works(rid=request.rid, works=await self._works(led=request.led))
-            case OpenWork():
+            case messages.WorksRequest():
+                return messages.Works(rid=request.rid, works=await self._works(led=request.led))
+            case messages.OpenWork():
                 return self._status(request, await self._open(request))
-            case WorkRows():
+            case messages.WorkRows():
                 return self._status(request, self._receive(request))
-            case WorkResultsRequest():
+            case messages.WorkResultsRequest():
                 work = self._known(request.work)
                 results = work.journal.results(request.after_row, request.limit, RESULTS_BYTES)
-                return WorkStatus(rid=request.rid, view=work.view(), results=results)
-            case EndWork():
+                return messages.WorkStatus(rid=request.rid, view=work.view(), results=results)
+            case messages.EndWork():
                 return await self._end(request)
-            case HostWork():
-                return WorkHosted(rid=request.rid, problem=self._host.host(request))
-            case WorkFileRequest():
+            case messages.HostWork():
+                return messages.WorkHosted(rid=request.rid, problem=self._host.host(request))
+            case messages.WorkFileRequest():
                 work = self._known(request.work)
                 if request.name not in work.chosen.files:
                     raise InvalidInputError("name", f"the checkpoint has no file {request.name}")
                 read = checkpoint_files.read_part
                 part = await asyncio.to_thread(read, work.chosen.folder, request.name, request.offset_bytes)
-                return WorkFilePart(rid=request.rid, data=part)
-            case SliceRequest():
+                return messages.WorkFilePart(rid=request.rid, data=part)
+            case messages.SliceRequest():
                 return await self.deal(request)
 
-    def _status(self, request: WorkRequest, work: OpenedWork) -> WorkStatus:
-        return WorkStatus(rid=request.rid, view=work.view())
+    def _status(self, request: messages.WorkRequest, work: OpenedWork) -> messages.WorkStatus:
+        return messages.WorkStatus(rid=request.rid, view=work.view())
 
-    async def _works(self, *, led: bool) -> tuple[WorkSummary, ...]:
+    async def _works(self, *, led: bool) -> tuple[messages.WorkSummary, ...]:
         """The work that this node leads, and unless `led` also that of another node for which it has a worker."""
         own = (self._work.summary(self._context.node),) if self._work is not None else ()
         order = self._host.order
@@ -126,7 +109,7 @@ class WorkLead:
             return own
         try:
             async with self._context.client(address, HOST_SECONDS) as client:
-                told = (await client.ask(WorksRequest, led=True)).works
+                told = (await client.ask(messages.WorksRequest, led=True)).works
         except TrainctlError:
             return own
         return *own, *(one for one in told if one.view.work == order.work)
@@ -138,7 +121,7 @@ class WorkLead:
 
     # ------------------------------------------------------------ from opening to the end
 
-    async def _open(self, request: OpenWork) -> OpenedWork:
+    async def _open(self, request: messages.OpenWork) -> OpenedWork:
         """New work, or that with the same ID. Raises InvalidInputError or RefusedError; then nothing has changed."""
         folder = received_names.id_folder(self._root, request.work, "work")
         is_known = self._work is not None and self._work.id == request.work
@@ -157,7 +140,7 @@ class WorkLead:
         if self._work is not None and self._work.is_active:
             raise RefusedError(f"{self._context.node} already leads work {self._work.id}; wait until it ends")
 
-    def _opened(self, request: OpenWork) -> Opened:
+    def _opened(self, request: messages.OpenWork) -> Opened:
         paths, config = self._run(request.run)
         chosen = checkpoint_files.choose(paths, request.step, best=request.best)
         unknown = sorted(set(request.nodes) - config.nodes.keys())
@@ -198,7 +181,7 @@ class WorkLead:
             if self._work is None or folder.name != self._work.id:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _receive(self, request: WorkRows) -> OpenedWork:
+    def _receive(self, request: messages.WorkRows) -> OpenedWork:
         work = self._known(request.work)
         if work.journal.state == "receiving":
             work.journal.receive(request.offset_bytes, request.data)
@@ -227,7 +210,7 @@ class WorkLead:
             work.journal.state = "finished"
         self._role.work = ""
 
-    async def _end(self, request: EndWork) -> WorkStatus:
+    async def _end(self, request: messages.EndWork) -> messages.WorkStatus:
         """Cancel work, end this node's worker and remove the files; the other workers end when they next ask."""
         work = self._known(request.work)
         if work.is_active:
@@ -272,7 +255,7 @@ class WorkLead:
 
     async def _ask_for_worker(self, work: OpenedWork, name: str, node: WorkingNode) -> None:
         opened, chosen = work.journal.opened, work.chosen
-        order = HostWork(
+        order = messages.HostWork(
             rid=os.urandom(8).hex(),
             work=work.id,
             kind=opened.request.kind,
@@ -293,7 +276,7 @@ class WorkLead:
         if problem and node.state != "working":
             node.state, node.why = "silent", problem
 
-    async def _ask_node(self, name: str, order: HostWork) -> str:
+    async def _ask_node(self, name: str, order: messages.HostWork) -> str:
         address = self._address_of(name)
         if address is None:
             return "not in the cluster file"
@@ -301,10 +284,10 @@ class WorkLead:
             field, said, problem = (await client.reply_to(order)).problem.rpartition(": ")
             return f"{field}{said}{run_file.with_remedy(problem, field, name)}"
 
-    async def deal(self, request: SliceRequest) -> SliceReply:
+    async def deal(self, request: messages.SliceRequest) -> messages.SliceReply:
         """A node's report and its request for a slice. Raises sqlite3.Error if it can't be journaled; the node repeats
         it."""
-        work, ended = self._work, SliceReply(rid=request.rid, ended=True)
+        work, ended = self._work, messages.SliceReply(rid=request.rid, ended=True)
         if work is None or work.id != request.work or work.dealer is None or work.journal.state != "running":
             return ended
         node = work.nodes.get(request.node)
@@ -320,16 +303,16 @@ class WorkLead:
             work.dealer.lose(request.node)
             node.failures += 1
             node.state, node.why = ("failed" if node.is_out else "silent"), request.problem
-            return SliceReply(rid=request.rid)
+            return messages.SliceReply(rid=request.rid)
         node.state, node.why = ("starting" if request.state == "loading" else "working"), ""
         dealt = work.dealer.deal(request.node, node.heard) if request.state == "idle" else None
         if dealt is None:
-            return SliceReply(rid=request.rid)
+            return messages.SliceReply(rid=request.rid)
         work.journal.dealt(dealt, request.node)
         rows = work.journal.rows(dealt)
-        return SliceReply(rid=request.rid, slice=dealt.id, first=dealt.first, rows=rows)
+        return messages.SliceReply(rid=request.rid, slice=dealt.id, first=dealt.first, rows=rows)
 
-    def _merge(self, work: OpenedWork, dealer: Dealer, request: SliceRequest, node: WorkingNode) -> None:
+    def _merge(self, work: OpenedWork, dealer: Dealer, request: messages.SliceRequest, node: WorkingNode) -> None:
         assert request.answered is not None
         one = dealer.pending(request.answered)
         if one is not None:
@@ -344,7 +327,7 @@ class WorkLead:
             self._finish(work)
 
 
-def _body(request: OpenWork) -> tuple[object, ...]:
+def _body(request: messages.OpenWork) -> tuple[object, ...]:
     """Return what work with the same ID must have in common."""
     same = (request.kind, request.run, request.rows, request.digest, request.step, request.best, request.nodes)
     return *same, request.options
