@@ -235,5 +235,5 @@ class AgentRole:
                 return run or (waiting.run if waiting is not None else None)
             case WaitingToRestart(run):
                 return run
-            case _:
+            case Idle() | Following():
                 return None
