@@ -1,15 +1,22 @@
-"""The profile that a rank's ready message has: that of its own key, as long as it is stored, and repeated cheaply."""
+"""Calibrations of a node: the side of a link that is asked, and the profile that a rank's ready message has."""
+
+import asyncio
+import socket
+import types
 
 import msgspec
 import pytest
 from tests.protocol.support.profiles import profile_of
 from tools.protocol_docs.examples import EXAMPLES
 
-from trainctl.node_agent.calibration import stored_profiles
+from trainctl.node_agent.calibration import link_meter, stored_profiles
+from trainctl.node_agent.calibration.link_meter import LinkMeter
 from trainctl.node_agent.calibration.stored_profiles import MIN_STEPS, StoredProfiles
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import Pass, key_of, summary
 from trainctl.protocol.config import run_file
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 
 CONFIG = run_file.parse({
     "run": {"name": "demo", "steps": 10}, "model": {"path": "/models/small"}, "data": {"path": "/data/a.txt"},
@@ -87,3 +94,52 @@ def test_without_a_calibration_nothing_is_learned(profiles):
         profiles.show(step(4, 8, 1.0))
     profiles.learn()
     assert profiles.newest(1) == ()
+
+
+REQUEST = m.LinkRequest(rid="r", node="b", token="7f" * 16)
+
+
+def meter(role, address="tcp://127.0.0.1:7474"):
+    return LinkMeter(types.SimpleNamespace(node="a", address=address), role, lambda _: None)
+
+
+def test_a_node_that_is_at_work_refuses():
+    async def ask(role):
+        return await meter(role).reply(REQUEST)
+
+    role = AgentRole()
+    role.start("run-1")
+    with pytest.raises(RefusedError, match="takes part in a run"):
+        asyncio.run(ask(role))
+    role = AgentRole()
+    role.is_calibrating = True
+    with pytest.raises(InvalidInputError, match="calibration is in progress"):
+        asyncio.run(ask(role))
+    with pytest.raises(InvalidInputError, match="not in the cluster file"):
+        asyncio.run(meter(AgentRole()).measured("b"))
+
+
+async def test_a_connection_without_the_token_gets_nothing_and_the_node_is_free_again():
+    role = AgentRole()
+    asked = meter(role)
+    opened = await asked.reply(REQUEST)
+    assert role.is_calibrating
+    with pytest.raises(InvalidInputError, match="calibration is in progress"):
+        await asked.reply(m.LinkRequest(rid="r", node="c", token="00" * 16))
+    with socket.create_connection(("127.0.0.1", opened.port)) as connection:
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_sendall(connection, b"0" * 32)
+        assert await asyncio.get_running_loop().sock_recv(connection, 1) == b""
+    result = await asked.reply(REQUEST)
+    assert (result.port, result.bytes_per_second) == (opened.port, None)
+    assert not role.is_calibrating
+
+
+async def test_the_exchange_ends_at_its_bounds(monkeypatch):
+    monkeypatch.setattr(link_meter, "LINK_BYTES", 5_000_000)
+    asked = meter(AgentRole())
+    opened = await asked.reply(REQUEST)
+    received, trip = await asyncio.to_thread(link_meter._called, "127.0.0.1", opened.port, REQUEST.token)
+    assert received > 0 and trip > 0
+    assert (await asked.reply(REQUEST)).bytes_per_second > 0
+    assert link_meter.LINK_SECONDS <= 5 and link_meter.LINK_BYTES <= 256_000_000

@@ -1,4 +1,4 @@
-"""Copies of a record that clients read in parts: whole, of one moment, bounded, and gone afterwards."""
+"""Copies of records and traces that clients read in parts: whole, bounded, and refused with one line."""
 
 import asyncio
 import hashlib
@@ -9,8 +9,10 @@ from tests.node_agent.support.records import part, step
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.clients import record_copies
+from trainctl.node_agent.clients.queries import _read_trace
 from trainctl.node_agent.clients.record_copies import RecordCopies
 from trainctl.node_agent.records.run_db import RunDb
+from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import RECORD_PART_BYTES, RecordRequest
 from trainctl.protocol.record.paths import RunPaths
@@ -85,3 +87,21 @@ async def test_a_copy_beyond_its_bounds_is_refused_and_leaves_nothing(
     with pytest.raises(InvalidInputError, match="run: "):
         await RecordCopies().part(RecordRequest("a", None), paths)
     assert not [*paths.directory.glob(".*")]
+
+
+NAME = "rank-0.steps-3-4.trace.json.gz"
+REQUEST = m.TraceRequest(rid="r", run="r", node="a", file=NAME, offset_bytes=2)
+
+
+def test_a_trace_is_read_from_an_offset_and_one_that_is_gone_or_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=f"a no longer has {NAME}"):
+        _read_trace(REQUEST, tmp_path)
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / NAME).write_bytes(b"content")
+    part = _read_trace(REQUEST, tmp_path)
+    assert (part.data, part.size_bytes, part.offset_bytes) == (b"ntent", 7, 2)
+    (tmp_path / "profiles" / NAME).unlink()
+    (tmp_path / "profiles" / NAME).mkdir()
+    with pytest.raises(InvalidInputError) as refused:
+        _read_trace(REQUEST, tmp_path)
+    assert refused.value.problem == f"a can't read {NAME}: not a regular file"

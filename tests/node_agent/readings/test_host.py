@@ -1,21 +1,30 @@
-"""Readings of the machine: plausible where there is something to read, None where there is not, never a block."""
+"""Readings of the machine and its processes: plausible or None, never a zero, and each with the step of its time."""
 
 import ctypes
 import json
 import os
+import pickle
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
-from tests.node_agent.support.processes import wait_for
+from tests.node_agent.support.processes import alive, wait_for
+from tests.node_agent.support.records import part, reading
 
 from trainctl.node_agent.readings import devices, host
 from trainctl.node_agent.readings.devices import AppleReader, NvidiaReader, Readings, SensorReader, Watch, parse_macmon
 from trainctl.node_agent.readings.host import CpuMeter, HostReader
 from trainctl.node_agent.readings.kernel_counters import ThermalPressure
+from trainctl.node_agent.readings.processes import ProcessMeter
+from trainctl.node_agent.readings.step_readings import StepReadings
+from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
+from trainctl.protocol import messages as m
 from trainctl.protocol.messages import GpuProcess, GpuReading
+from trainctl.protocol.record.paths import RunPaths
 
 SINCE_ACTIVE_RATIO = {
     "timestamp": "2026-06-02T20:38:15.427569+00:00",
@@ -174,3 +183,92 @@ def test_other_processes_on_a_gpu_are_those_that_are_not_our_own(tmp_path: Path)
     with HostReader("studio", tmp_path, [Watch(Device, 0.01)]) as reader:
         wait_for(lambda: reader.read(0.0).gpus)
         assert reader.read(0.0, {12}).gpus[0].others == others[:1]
+
+
+CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(3600)'])"
+
+
+def test_a_trainer_is_read_with_its_keeper_and_its_children(tmp_path: Path) -> None:
+    host, paths = TrainerSupervisor(), RunPaths(tmp_path / "runs" / "r")
+    paths.directory.mkdir(parents=True)
+    meter = ProcessMeter()
+    host.start(paths, 2, [sys.executable, "-c", CHILD])
+    found = alive(host, paths, 2)
+    assert found.pid is not None
+    try:
+        wait_for(lambda: psutil.Process(found.pid).children())
+        meter.find(paths.directory)
+        assert meter.trainers == (found.pid,)
+        first = meter.read()
+        time.sleep(0.01)
+        second = {item.role: item for item in meter.read()}
+        assert [item.role for item in first] == ["agent", "trainer", "keeper", "helper"]
+        assert all(item.cpu_percent is None for item in first)
+        assert second["agent"].pid == os.getpid() and second["agent"].rank is None
+        assert (second["trainer"].pid, second["trainer"].rank) == (found.pid, 2)
+        assert all(item.cpu_percent is not None and (item.memory_bytes or 0) > 10**6 for item in second.values())
+    finally:
+        for child in psutil.Process(found.pid).children():
+            child.kill()
+    wait_for(lambda: host.find(paths, 2) is None)
+    meter.find(paths.directory)
+    assert [item.role for item in meter.read()] == ["agent"]
+
+
+def test_without_a_run_there_is_the_agent_alone() -> None:
+    meter = ProcessMeter()
+    meter.find(None)
+    assert [item.pid for item in meter.read()] == [os.getpid()]
+
+
+def read(node: str, at: float, percent: float | None, *gpus: float) -> m.HostReading:
+    devices = tuple(m.GpuReading("H200", utilization_percent=used) for used in gpus)
+    return msgspec.structs.replace(reading(at), node=node, cpu_percent=percent, gpus=devices, values={"user:fans": at})
+
+
+def percent(joined: m.RankStep) -> float | None:
+    return m.METRICS["cpu_percent"].of(joined)
+
+
+def test_a_step_has_the_mean_of_what_came_while_it_was_made() -> None:
+    readings = StepReadings()
+    for at, used in ((1.0, 10.0), (2.0, 30.0), (2.0, 30.0), (3.0, None)):
+        readings.take(read("node-0", at, used), 5)
+    readings.take(read("node-1", 1.5, 90.0), 5)
+    joined = readings.joined(part(5), None)
+    assert percent(joined) == 20.0, "the newest came twice, and one without a value says nothing"
+    assert joined.values.items() >= part(5).values.items()
+    assert percent(readings.joined(part(5, rank=1), None)) == 90.0
+    assert readings.joined(part(6), None) == part(6), "none came while it was made"
+
+
+def test_late_parts_find_theirs_and_old_or_retracted_steps_are_forgotten() -> None:
+    readings = StepReadings()
+    for number in range(1, 6):
+        readings.take(read("node-0", float(number), 10.0 * number), number)
+    assert percent(readings.joined(part(3), None)) == 30.0
+    assert percent(readings.joined(part(2), None)) is None
+    readings.take(read("node-0", 9.0, 90.0), 4)  # a redo of what was retracted
+    assert percent(readings.joined(part(5), None)) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "used"), [("cuda:1 NVIDIA H200", 60.0), ("cuda:0", 40.0), ("cpu", None), (None, 40)]
+)
+def test_a_rank_has_what_is_read_of_its_own_device(device: str | None, used: float | None) -> None:
+    readings = StepReadings()
+    readings.take(read("node-0", 1.0, 10.0, 40.0, 60.0), 1)
+    joined = readings.joined(part(1), device)
+    assert m.METRICS["gpu_utilization_percent"].of(joined) == used
+    assert "user:fans" not in joined.values, "only metrics of the table are kept by step"
+
+
+def test_a_step_that_does_not_end_takes_no_more_memory() -> None:
+    readings, held = StepReadings(), []
+    for at in range(1, 3_001):
+        readings.take(read("node-0", float(at), at % 5 * 10.0, 40.0, at % 2 * 50.0), 7)
+        if at in (1_000, 3_000):
+            held.append(len(pickle.dumps(readings)))
+    assert held[0] == pytest.approx(held[1], abs=2_000), "2,000 readings more are kept"
+    joined = readings.joined(part(7), "cuda:1")
+    assert (percent(joined), m.METRICS["gpu_utilization_percent"].of(joined)) == (20.0, 25.0)

@@ -1,4 +1,4 @@
-"""What ranks on other nodes say before their run is open, and the checkpoint that one begins with again."""
+"""Runs that are begun or taken up: what ranks say before they are open, and directories that were being made."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,13 +8,13 @@ import pytest
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings
-from trainctl.node_agent.runs import launch, restore
+from trainctl.node_agent.runs import launch, restore, unstarted
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages.events import CheckpointWritten
-from trainctl.protocol.record.paths import RunPaths
+from trainctl.protocol.record.paths import RunPaths, runs_directory
 
 RUN = "r-20260101-000000-0000"
 
@@ -137,3 +137,34 @@ def test_it_never_goes_to_a_later_one_and_can_be_resumed_without_the_rollback(tm
         "resume the run to continue from step 30, on b"
     )
     assert launch._source(paths, "a", set()) == Source(30, "b")
+
+
+UNSTARTED = config(100, 24, nodes={"a": {"backend": "torch"}})
+
+
+def opened(node_dir: Path) -> Path:
+    """The directory of a run that no database knows yet."""
+    opening = restore.new_run(UNSTARTED, "c", node_dir, "id-1", "anna")
+    opening.recorder.close()
+    return opening.paths.directory
+
+
+def test_only_what_was_being_made_goes(tmp_path: Path) -> None:
+    runs = runs_directory(tmp_path)
+    unstarted.remove_left(runs, lambda _: False)  # a node's first start
+    copied, known, _ = (opened(tmp_path) for _ in range(3))
+    unstarted.unmark(copied)
+    unstarted.mark(runs / "not-made-yet")
+    unstarted.remove_left(runs, {known.name}.__contains__)
+    assert {*runs.iterdir()} == {copied, known}
+    assert (known / "record.db").exists()
+
+
+def test_a_run_that_can_t_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(restore, "write_file", full)
+    with pytest.raises(RefusedError, match=r"cannot make the run directory: .*No space left"):
+        opened(tmp_path)
+    assert [*runs_directory(tmp_path).iterdir()] == []

@@ -1,16 +1,27 @@
 """Simulated runs: the real conductor over simulated ranks. The same seed gives the same record."""
 
+import asyncio
+import os
+import signal
+import sqlite3
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from tests.node_agent.support.scenarios import events_of, files, simulate, steps_of
+from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.simulate import scenario
+from trainctl.node_agent.simulate.bulk_record import BulkRecord
+from trainctl.node_agent.simulate.simulated_agents import SimulatedAgents
 from trainctl.node_agent.simulate.simulation import Simulation, outcome
 from trainctl.protocol.batch.split import ShareCost, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
+from trainctl.protocol.errors import RefusedError
+from trainctl.protocol.messages import events as e
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import VIEW_KEY, RecordReader
+from trainctl.protocol.record.rollups import rebuild_rollups
 from trainctl.tui.export.rows import What, of_record
 
 THREE = {name: {"samples_per_second": rate} for name, rate in (("a", 8.0), ("b", 4.0), ("c", 2.0))}
@@ -117,3 +128,46 @@ def test_auto_begins_with_the_peak_of_the_described_passes_and_no_group_beats_it
     result = outcome(found, simulation.play(), simulation.paths)
     assert result["micro_batches"] == {"a": 4, "b": 4}
     assert 0.9 < result["efficiency"] <= 1.0
+
+
+NODES = {
+    "a": {"samples_per_second": 8.0, "model_gb": 1.0, "memory_gb": 4.0},
+    "b": {"samples_per_second": 4.0, "fails_at": [23]},
+}
+ROLLUPS = "SELECT * FROM rollups ORDER BY metric, rank, bucket_steps, bucket"
+
+
+def test_rollups_made_in_bulk_are_those_made_step_by_step(tmp_path):
+    simulation, _ = simulate(tmp_path, NODES, steps=137)
+    with sqlite3.connect(simulation.paths.record) as connection:
+        bulk = connection.execute(ROLLUPS).fetchall()
+        rebuild_rollups(connection, 1, 137)
+        single = connection.execute(ROLLUPS).fetchall()
+    assert [row[:5] for row in bulk] == [row[:5] for row in single]
+    for made, known in zip(bulk, single, strict=True):
+        assert made[5:] == pytest.approx(known[5:], rel=1e-9, abs=1e-12)
+
+
+def test_a_full_disk_ends_it_and_closes_the_record(tmp_path):
+    record = BulkRecord(RunPaths(tmp_path))
+    connection = record._writer._connection
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count={pages}")
+    for number in range(2000):
+        record.event(float(number), e.Notice("text " * 20), "info", "test")
+    with pytest.raises(RefusedError, match="full: free some space, or give --output another folder"):
+        record.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
+
+
+CLUSTER = "[nodes.a.simulated]\nsamples_per_second = 10\n[nodes.b.simulated]\nsamples_per_second = 10\n"
+
+
+async def test_a_signal_before_they_serve_ends_all_of_them(tmp_path):
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    async with SimulatedAgents(tmp_path / "cluster.toml", tmp_path / "state") as simulated:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(HANG_SECONDS):
+            await simulated.serve()
