@@ -91,9 +91,8 @@ class Starting:
     def __init__(self, comes_up: bool) -> None:
         self._comes_up, self._is_up = comes_up, False
 
-    async def reached(self, seconds: float) -> bool:
+    async def welcome(self, seconds: float) -> None:
         self._is_up = self._comes_up
-        return self._is_up
 
     async def claim(self, term: int, hosted: m.HostedRank, seconds: float) -> m.PeerConsent | None:
         answer = m.PeerConsent(link="l", seq=1, run=RUN, term=0, checkpoint=30, checkpoint_cursor=720)
