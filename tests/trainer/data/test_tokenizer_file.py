@@ -123,7 +123,7 @@ def test_completions_of_a_translator_are_in_the_target_language(tmp_path: Path) 
     config = {"is_encoder_decoder": True, "decoder_start_token_id": 2, "vocab_size": len(made), "model_type": "m2m_100"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     tokenizer = row_tokenizer(tmp_path, "model", "run.toml")
-    prompt, completion = tokenizer.encode_apart([row_of({"prompt": "a b", "completion": "c"}, "row")])
+    prompt, completion = tokenizer.encode([row_of({"prompt": "a b", "completion": "c"}, "row")])
     assert prompt[0][:-1] == made("a b")["input_ids"]
     assert completion[0][1:] == made(text_target="c")["input_ids"]
     change_json(tmp_path / "tokenizer_config.json", lambda stored: stored.pop("tgt_lang"))

@@ -97,7 +97,7 @@ class Scorer:
         """Return a row's tokens. Raises InvalidInputError if the model can't score it."""
         parsed, prompt = row_of(fields_of(row, "row"), "row"), list[int]()
         if self._tokenizer.encodes_prompts:
-            (prompt, _), (tokens, mask) = self._tokenizer.encode_apart([parsed])
+            (prompt, _), (tokens, mask) = self._tokenizer.encode([parsed])
         else:
             ((tokens, mask),) = self._tokenizer.encode([parsed])
         longest = max(len(tokens), len(prompt)) - (1 if prompt else 0)  # both have one that isn't counted

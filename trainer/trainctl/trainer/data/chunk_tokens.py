@@ -21,7 +21,7 @@ from trainctl.protocol.machine.cgroups import usable_cores
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.model_files import model_config, vocabulary_size
 from trainctl.trainer.data.row_tokens import RowTokenizer, TokenRow, check_ids, row_tokenizer
-from trainctl.trainer.data.rows import Chunk, halves_in, lines_in, rows_in
+from trainctl.trainer.data.rows import Chunk, lines_in, rows_in
 from trainctl.trainer.data.tokenizer_file import BYTES_END, BYTES_VOCABULARY
 
 TEXT_BYTES = 1 << 20
@@ -118,10 +118,9 @@ class Recipe:
         return row_tokenizer(self.model, self.tokenizer, self.where)
 
     def _encode_rows(self, chunks: Iterable[Chunk]) -> Iterator[SampleTokens]:
-        read = rows_in if self.sequences == 1 or self.encodes_prompts else halves_in
-        encode = self._rows.encode_apart if self.encodes_prompts else self._rows.encode
+        are_pairs = self.sequences > 1 and not self.encodes_prompts
         for chunk in chunks:
-            yield _samples(encode(read(chunk)), self._rows.take_remarks)
+            yield _samples(self._rows.encode(rows_in(chunk, are_pairs=are_pairs)), self._rows.take_remarks)
 
     def _encode_texts(self, chunks: Iterable[Chunk]) -> Iterator[TextTokens]:
         vocabulary, remaining = vocabulary_size(self.model), iter(chunks)

@@ -37,7 +37,7 @@ from trainctl.trainer.data.chat_template import TEMPLATE_DATE, template_use
 from trainctl.trainer.data.dataset import Dataset, open_dataset, place_of
 from trainctl.trainer.data.permutation import Indices, best_fit, samples_at
 from trainctl.trainer.data.row_tokens import RowTokenizer, import_tokenizers, row_tokenizer
-from trainctl.trainer.data.rows import Conversation, halves_in, row_chunks, rows_in
+from trainctl.trainer.data.rows import Conversation, row_chunks, rows_in
 
 _TEMPLATE_ROWS = 200
 """Rows that are looked at for what the chat template does. More take longer: each is rendered once more."""
@@ -96,11 +96,9 @@ def _template(config: run_tables.RunFile, where: str, *, pairs: bool) -> Templat
     """Look at the conversations among the first rows."""
     if config.data.kind != "rows":
         return None
-    grows, read = run_file.grows(config), halves_in if pairs else rows_in
-    chunks = (
-        chunk for source in data_files(Path(config.data.path), "rows") for chunk in row_chunks(source, grows=grows)
-    )
-    first = islice((row for chunk in chunks for row in read(chunk)), _TEMPLATE_ROWS)
+    grows, sources = run_file.grows(config), data_files(Path(config.data.path), "rows")
+    chunks = (chunk for source in sources for chunk in row_chunks(source, grows=grows))
+    first = islice((row for chunk in chunks for row in rows_in(chunk, are_pairs=pairs)), _TEMPLATE_ROWS)
     talks = [row for row in first if isinstance(row, Conversation)]
     if not talks:
         return None

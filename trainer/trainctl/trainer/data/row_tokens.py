@@ -8,6 +8,7 @@ has `{% generation %}`, as it marks them. Both are spans of characters; the toke
 import contextlib
 import functools
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -130,10 +131,8 @@ class RowTokenizer:
         else:
             if not isinstance(prompt, Conversation):
                 prompt = Conversation("prompt", [msgspec.to_builtins(message) for message in prompt])
-            self._check_template(prompt)
-            tokens = [
-                *self._applied(prompt, prompt.messages, return_dict=True, add_generation_prompt=True)["input_ids"]
-            ]
+            text = self.render(prompt)(prompt.messages, True)
+            tokens = [*self._tokenizer(text, add_special_tokens=False)["input_ids"]]
         check_ids(tokens, self._vocabulary, "prompt")
         return tokens
 
@@ -144,16 +143,11 @@ class RowTokenizer:
 
     def render(self, row: Conversation) -> Render:
         """Return the chat template for messages with the row's tools. What it returns raises InvalidInputError."""
-
-        def rendered(messages: Sequence[Message], prompted: bool) -> str:
-            text: str = self._applied(row, [*messages], tokenize=False, add_generation_prompt=prompted)
-            return text
-
-        return rendered
+        return lambda messages, prompted: self._rendered(row, messages, prompted=prompted)[0]
 
     def writes_date(self, row: Conversation) -> bool:
         """Return whether the chat template writes the day's date."""
-        template = self._check_template(row)
+        template = self._template(row)
         return dated(template) != template
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -176,34 +170,27 @@ class RowTokenizer:
         return encodings
 
     def encode(self, rows: Iterable[Row]) -> Iterator[TokenRow]:
-        """Yield each row's tokens and mask. Raises InvalidInputError naming the row's place."""
+        """Yield each row's tokens and mask; for an encoder-decoder model its prompt, with a token after it that is
+        never read, and its completion after the token that the decoder begins with. Raises InvalidInputError naming
+        the row's place."""
         remaining = iter(rows)
         while batch := list(islice(remaining, _BATCH_ROWS)):
-            encoded = self._batch(batch)
-            for row, (tokens, _) in zip(batch, encoded, strict=True):
-                check_ids(tokens, self._vocabulary, row.place)
-            yield from encoded
+            yield from self._batch(batch) if self.decoder_start is None else self._apart(batch, self.decoder_start)
 
-    def encode_apart(self, rows: Iterable[Row]) -> Iterator[TokenRow]:
-        """Yield each row's prompt for the encoder, with a token after it that is never read, and the completion after
-        the token that the decoder begins with. Raises InvalidInputError naming the row's place."""
-        assert self.decoder_start is not None, "an encoder-decoder model"
-        remaining = iter(rows)
-        while batch := list(islice(remaining, _BATCH_ROWS)):
-            pairs = [row for row in batch if isinstance(row, Completion)]
-            if len(pairs) < len(batch):
-                place = next(row.place for row in batch if not isinstance(row, Completion))
-                needs = 'needs "prompt" and "completion" of text for an encoder-decoder model'
-                raise InvalidInputError(place, needs)
-            prompts = self._ids([row.prompt for row in pairs])
-            completions = self._ids([row.completion for row in pairs], are_targets=True)
-            for row, prompt, completion in zip(batch, prompts, completions, strict=True):
-                check_ids([*prompt, *completion], self._vocabulary, row.place)
-                if not prompt:
-                    raise InvalidInputError(f"{row.place}: prompt", "has no tokens for the encoder")
-                yield [*prompt, prompt[-1]], [False] * (len(prompt) + 1)
-                ended = self._ended(completion)
-                yield [self.decoder_start, *ended], [False, *([True] * len(ended))]
+    def _apart(self, rows: Sequence[Row], decoder_start: int) -> Iterator[TokenRow]:
+        pairs = [row for row in rows if isinstance(row, Completion)]
+        if len(pairs) < len(rows):
+            place = next(row.place for row in rows if not isinstance(row, Completion))
+            raise InvalidInputError(place, 'needs "prompt" and "completion" of text for an encoder-decoder model')
+        prompts = self._ids([row.prompt for row in pairs])
+        completions = self._ids([row.completion for row in pairs], are_targets=True)
+        for row, prompt, completion in zip(rows, prompts, completions, strict=True):
+            check_ids([*prompt, *completion], self._vocabulary, row.place)
+            if not prompt:
+                raise InvalidInputError(f"{row.place}: prompt", "has no tokens for the encoder")
+            yield [*prompt, prompt[-1]], [False] * (len(prompt) + 1)
+            ended = self._ended(completion)
+            yield [decoder_start, *ended], [False, *([True] * len(ended))]
 
     def _batch(self, rows: Sequence[Row]) -> list[TokenRow]:
         texts = [row for row in rows if not isinstance(row, Conversation)]
@@ -223,6 +210,7 @@ class RowTokenizer:
                     encoded.append((tokens, [number >= start for number in range(len(tokens))]))
                 case Conversation():
                     encoded.append(next(conversations))
+            check_ids(encoded[-1][0], self._vocabulary, row.place)
         return encoded
 
     def _ids(self, texts: Sequence[str], *, are_targets: bool = False) -> list[list[int]]:
@@ -258,9 +246,7 @@ class RowTokenizer:
             self._check_tools(row)
             others = itertools.chain.from_iterable(message.keys() - FIELDS for message in row.messages)
             self._remarks.update(f"field {name!r} of messages, unless the template writes it" for name in others)
-            with self._refusing(row):
-                marks_turns = has_marks(self._check_template(row))
-            marked.append(self._marks(row) if marks_turns else self._spans(row))
+            marked.append(self._marks(row) if has_marks(self._template(row)) else self._spans(row))
         encoded = self._exact.encode_batch([text for text, _ in marked], add_special_tokens=False)
         # A span's end is the template's, its start may lie within a token.
         return [
@@ -272,30 +258,26 @@ class RowTokenizer:
     def _exact(self) -> Any:
         return with_exact_offsets(self._tokenizer)
 
-    def _check_template(self, row: Conversation) -> str:
+    def _template(self, row: Conversation) -> str:
         """Return the template that the row's tools select, if there are several."""
         if not self._tokenizer.chat_template:
             raise InvalidInputError(
                 row.place, f"messages need a chat template, and {self._model} has none; use prompt and completion"
             )
-        try:
+        with self._refusing(row):
             return str(self._tokenizer.get_chat_template(tools=row.tools))
-        except ValueError as error:
-            raise self._refusal(row, error) from None
 
     def _check_tools(self, row: Conversation) -> None:
         """Refuse a template that leaves out the tools or their calls, as older ones do."""
         names = tool_names(row)
-        text = self._applied(row, row.messages, tokenize=False) if names else ""
+        text = self._rendered(row, row.messages)[0] if names else ""
         if left_out := [name for name in names if name not in text]:
-            problem = (
-                f"the chat template of {self._model} leaves out the tool {left_out[0]!r}; use one that writes tools"
-            )
-            raise InvalidInputError(row.place, problem)
+            problem = f"leaves out the tool {left_out[0]!r}; use one that writes tools"
+            raise InvalidInputError(row.place, f"the chat template of {self._model} {problem}")
 
     def _marks(self, row: Conversation) -> tuple[str, list[Span]]:
         """Return the text, and the spans that the template itself marks, of which nothing in a prompt counts."""
-        text, spans = self._rendered(row, row.messages)
+        text, spans = self._rendered(row, row.messages, marks=True)
         turns = [message for message in row.messages if message["role"] == "assistant"]
         if any(not is_learned(turn) for turn in turns):
             if len(spans) != len(turns):
@@ -305,19 +287,25 @@ class RowTokenizer:
         start = common_length(self._rendered(row, row.messages[: row.first])[0], text) if row.first else 0
         return text, [Span(max(span.start, start), span.stop) for span in spans if span.stop > start]
 
-    def _rendered(self, row: Conversation, messages: Sequence[Message]) -> tuple[str, list[Span]]:
+    def _rendered(
+        self, row: Conversation, messages: Sequence[Message], *, prompted: bool = False, marks: bool = False
+    ) -> tuple[str, list[Span]]:
+        """Return the text of messages, with the generation prompt if it is `prompted`, and the spans that the template
+        `marks`."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         render: Any = render_jinja_template
+        template = dated(self._template(row))
         with self._refusing(row):
-            texts, marks = render(
-                conversations=[[_without_settings(message) for message in messages]],
+            texts, spans = render(
+                conversations=[[_seen_by_template(message) for message in messages]],
                 tools=row.tools,
-                chat_template=dated(self._check_template(row)),
-                return_assistant_tokens_mask=True,
+                chat_template=template,
+                return_assistant_tokens_mask=marks,
+                add_generation_prompt=prompted,
                 **{**self._tokenizer.special_tokens_map, **row.template_settings},
             )
-        return texts[0], [Span(*mark) for mark in marks[0]]
+        return texts[0], [Span(*span) for span in spans[0]] if marks else []
 
     def _spans(self, row: Conversation) -> tuple[str, list[Span]]:
         try:
@@ -329,47 +317,26 @@ class RowTokenizer:
                 "use prompt and completion, or a template that marks the assistant's turns with {% generation %}",
             ) from None
 
-    def _applied(self, row: Conversation, messages: list[Message], **options: Any) -> Any:
-        with self._refusing(row):
-            rendered: Any = self._tokenizer.apply_chat_template(
-                [_without_settings(message) for message in messages],
-                row.tools,
-                chat_template=dated(self._check_template(row)),
-                **options,
-                **row.template_settings,
-            )
-        return rendered
-
     @contextlib.contextmanager
     def _refusing(self, row: Conversation) -> Iterator[None]:
-        """Raise InvalidInputError for what the template raises."""
+        """Raise InvalidInputError for what the template raises; jinja2's errors have no base but Exception."""
         try:
             yield
-        except (ValueError, TypeError, KeyError, ArithmeticError, RuntimeError) as error:
-            raise self._refusal(row, error) from None
         except Exception as error:
-            # jinja2's errors have no base but Exception in the tokenizer's public interface.
-            if type(error).__module__.partition(".")[0] != "jinja2":
+            expected = isinstance(error, ValueError | TypeError | KeyError | ArithmeticError | RuntimeError)
+            if not expected and type(error).__module__.partition(".")[0] != "jinja2":
                 raise
-            raise self._refusal(row, error) from None
-
-    def _refusal(self, row: Conversation, error: Exception) -> InvalidInputError:
-        return InvalidInputError(row.place, f"the chat template of {self._model} refuses it: {first_line(error)}")
+            problem = f"the chat template of {self._model} refuses it: {first_line(error)}"
+            raise InvalidInputError(row.place, problem) from None
 
 
-@functools.lru_cache(maxsize=64)
 def has_marks(template: str) -> bool:
     """Return whether a chat template marks turns with `{% generation %}`, however the tag is written."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    words = [(kind, value) for _, kind, value in ImmutableSandboxedEnvironment().lex(template) if kind != "whitespace"]
-    return any(
-        begin[0] == "block_begin" and name == ("name", "generation") for begin, name in itertools.pairwise(words)
-    )
+    return re.search(r"\{%[-+]?\s*generation\b", re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)) is not None
 
 
-def _without_settings(message: Message) -> Message:
-    return {name: value for name, value in message.items() if name not in SETTINGS}
+def _seen_by_template(message: Message) -> Message:
+    return {name: value for name, value in message.items() if name not in SETTINGS and value is not None}
 
 
 def added_before(whole: list[int], plain: list[int]) -> list[int]:

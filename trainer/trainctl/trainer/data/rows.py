@@ -125,18 +125,19 @@ def _parquet_chunks(path: Path) -> Iterator[Chunk]:
         raise InvalidInputError(str(path), f"not a readable Parquet file: {first_line(error)}") from None
 
 
-def rows_in(chunk: Chunk) -> Iterator[Row]:
-    """Yield the rows of part of a file. Raises InvalidInputError naming file, line and field."""
-    return (row_of(fields, place) for place, fields in objects_in(chunk))
+def rows_in(chunk: Chunk, *, are_pairs: bool = False) -> Iterator[Row]:
+    """Yield the rows of part of a file; of pairs the chosen and the rejected half of each, as prompt and completion.
+    Raises InvalidInputError naming file, line and field."""
+    for place, fields in objects_in(chunk):
+        yield from pair_of(fields, place) if are_pairs else (row_of(fields, place),)
 
 
-def objects_in(chunk: Chunk) -> Iterator[tuple[str, Any]]:
-    """Yield the values of part of a file, each with its place. Raises InvalidInputError naming file and line."""
+def objects_in(chunk: Chunk) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of part of a file, each with its place. Raises InvalidInputError naming file and line."""
     if isinstance(chunk.content, list):
-        yield from ((place, fields_of(line, place)) for place, line in lines_in(chunk))
-        return
-    for number, fields in enumerate(chunk.content.to_pylist(), chunk.first):
-        yield f"{chunk.source}: row {number}", _without_nulls(fields)
+        return ((place, fields_of(line, place)) for place, line in lines_in(chunk))
+    rows = enumerate(chunk.content.to_pylist(), chunk.first)
+    return ((f"{chunk.source}: row {number}", _without_nulls(fields)) for number, fields in rows)
 
 
 def tool_names(row: Conversation) -> list[str]:
@@ -153,12 +154,15 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def fields_of(line: str | bytes, place: str) -> Any:
-    """Return a line's JSON value. Raises InvalidInputError naming `place`."""
+def fields_of(line: str | bytes, place: str) -> dict[str, Any]:
+    """Return a line's JSON object. Raises InvalidInputError naming `place`."""
     try:
-        return json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(place, f"not a JSON object: {first_line(error)}") from None
+    if not isinstance(value, dict):
+        raise InvalidInputError(place, "not a JSON object")
+    return value
 
 
 def lines_in(chunk: Chunk) -> Iterator[tuple[str, bytes]]:
@@ -168,10 +172,8 @@ def lines_in(chunk: Chunk) -> Iterator[tuple[str, bytes]]:
             yield f"{chunk.source}: line {number}", line
 
 
-def row_of(fields: Any, place: str) -> Row:
+def row_of(fields: dict[str, Any], place: str) -> Row:
     """Return one row. Raises InvalidInputError naming `place` and the field."""
-    if not isinstance(fields, dict):
-        raise InvalidInputError(place, "not a JSON object")
     if is_pair(fields):
         raise InvalidInputError(place, PAIR_ALONE)
     if fields.get("messages") is not None:
@@ -187,11 +189,9 @@ def row_of(fields: Any, place: str) -> Row:
     raise InvalidInputError(place, f"needs {ROW_KINDS}; it has {names or 'no field'}")
 
 
-def prompt_of(fields: Any, place: str) -> str | Conversation:
+def prompt_of(fields: dict[str, Any], place: str) -> str | Conversation:
     """Return the part of a row before an answer: its prompt, or its messages without a last turn of the assistant.
     Raises InvalidInputError naming `place` and the field."""
-    if not isinstance(fields, dict):
-        raise InvalidInputError(place, "not a JSON object")
     prompt = fields.get("prompt")
     if fields.get("messages") is not None:
         messages = _messages(fields["messages"], place, "messages")
@@ -312,23 +312,14 @@ def _checked(text: str, where: str) -> str:
 HALVES = ("chosen", "rejected")
 
 
-def halves_in(chunk: Chunk) -> Iterator[Row]:
-    """Yield the chosen and the rejected half of each row of part of a file, as rows of prompt and completion. Raises
-    InvalidInputError naming file, line and field."""
-    for place, fields in objects_in(chunk):
-        yield from pair_of(fields, place)
-
-
 def common_length(left: Sequence[object], right: Sequence[object]) -> int:
     """Return how many items two sequences have in common from their start."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(left), len(right)))
 
 
-def pair_of(fields: Any, place: str) -> tuple[Row, Row]:
+def pair_of(fields: dict[str, Any], place: str) -> tuple[Row, Row]:
     """Return the chosen and the rejected half of one row. Raises InvalidInputError naming `place` and the field."""
-    if not isinstance(fields, dict):
-        raise InvalidInputError(place, "not a JSON object")
     if any(fields.get(half) is None for half in HALVES):
         raise InvalidInputError(place, f"needs {PAIR_KINDS}")
     if fields["chosen"] == fields["rejected"]:
