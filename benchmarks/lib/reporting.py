@@ -24,7 +24,7 @@ from trainctl.trainer.backends.memory import HostMemory, Memory, MemoryByPart
 from trainctl.trainer.calibration.sweep import STEPS
 from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.control.thread import Control
-from trainctl.trainer.data.batch import Batch, from_blocks
+from trainctl.trainer.data.batch import Batch, collate
 from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.loop import train
@@ -109,7 +109,7 @@ class Samples:
     """Data that cost nothing to read."""
 
     samples = 1000
-    _batch = from_blocks(np.zeros((SAMPLES, 9), np.int32))
+    _batch = collate([(np.zeros(9, np.int32), np.ones(8, np.bool_))] * SAMPLES)
 
     def batch(self, indices: Indices) -> Batch:
         return self._batch

@@ -375,7 +375,7 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python):
         import numpy as np, os, torch, sys
         from pathlib import Path
         from trainctl.trainer.common.errors import DeviceMemoryError
-        from trainctl.trainer.data.batch import from_blocks
+        from trainctl.trainer.data.batch import collate
         from trainctl.trainer.backends.memory import limit_process
         from trainctl.trainer.backends.backend import TrainingRecipe
         from trainctl.trainer.backends.torch_backend import TorchBackend
@@ -389,7 +389,7 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python):
         gc.freeze()  # as a trainer does
         gc.enable()
         def work(size):
-            blocks = from_blocks(np.full((size, 257), 65, np.int32))
+            blocks = collate([(np.full(257, 65, np.int32), np.ones(256, np.bool_))] * size)
             backend.loss_and_gradient(blocks, (1.0,), commit=contextlib.nullcontext())
         work(1)
         data = next(line for line in open("/proc/self/status") if line.startswith("VmData"))

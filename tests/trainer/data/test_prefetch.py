@@ -7,17 +7,17 @@ import threading
 
 import numpy as np
 import pytest
+from tests.trainer.support.passes import whole_rows
 from tests.waiting import until
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.trainer.data import batch as batches
 from trainctl.trainer.data.batch import Prefetch
 from trainctl.trainer.data.token_cache import _is_cached, drop_pages
 from trainctl.trainer.loop import train
 
 
 def made(positions):
-    return batches.from_blocks(np.repeat(positions[:, None], 5, axis=1).astype(np.int32))
+    return whole_rows(np.repeat(positions[:, None], 5, axis=1))
 
 
 def pieces(*starts):

@@ -15,7 +15,7 @@ import pytest
 import tests.lacking
 from tests.trainer.support.chat_model import VOCABULARY
 from tests.trainer.support.families import EACH, SMALL, save
-from tests.trainer.support.passes import blocks
+from tests.trainer.support.passes import blocks, whole_rows
 from tests.trainer.support.seq2seq_model import make_seq2seq_model
 
 from trainctl.node_agent.planning import results
@@ -241,7 +241,7 @@ def real_batch():
     rows = (json.loads(line)["messages"] for line in (REAL / "rows.jsonl").read_text("utf-8").splitlines())
     tokens = (tokenizer.apply_chat_template(row, tokenize=True, return_dict=False) for row in rows)
     long = [row[:33] for row in tokens if len(row) >= 33]
-    return batches.from_blocks(np.array(long[:2], np.int32))
+    return whole_rows(long[:2])
 
 
 def real_model(folder):

@@ -15,7 +15,12 @@ Gradient = dict[str, NDArray[np.float32]]
 
 def blocks(rows: int = 3, length: int = 20, *, first: int = 0, stop: int = 200, seed: int = 3) -> batches.Batch:
     tokens = np.random.default_rng(seed).integers(first, stop, (rows, length + 1), dtype=np.int32)
-    return batches.from_blocks(tokens)
+    return whole_rows(tokens)
+
+
+def whole_rows(tokens) -> batches.Batch:
+    """Rows of tokens as a batch, of which every target counts."""
+    return batches.collate([(row, np.ones(len(row) - 1, np.bool_)) for row in np.asarray(tokens, np.int32)])
 
 
 def packs(stop: int) -> tuple[batches.Batch, batches.Batch]:

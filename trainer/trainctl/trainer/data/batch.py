@@ -124,13 +124,6 @@ def packed(
     return Batch(inputs, targets, flags, widths, weight, positions if len(rows) > len(widths) else None)
 
 
-def from_blocks(blocks: Tokens) -> Batch:
-    """Return [B, L + 1] tokens of whole blocks as a batch, of which every target counts."""
-    counted = np.ones((len(blocks), blocks.shape[1] - 1), np.float32)
-    lengths = np.full(len(blocks), counted.shape[1], np.int64)
-    return Batch(blocks[:, :-1], blocks[:, 1:], counted, lengths, float(counted.size))
-
-
 class Prefetch:
     """Batches that `make` assembles from positions, the same one whenever it is asked: up to `ahead` of them before
     they are needed, on `workers` threads. Belongs to one thread."""

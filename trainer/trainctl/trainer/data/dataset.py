@@ -32,10 +32,10 @@ from trainctl.protocol.machine.file_digests import listed
 from trainctl.protocol.messages import FileDigest
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.reference_cache import AlignedValues, ReferenceKey, Values
-from trainctl.trainer.data.batch import Batch, Prompts, Tokens, collate, collate_apart, from_blocks, gathered, packed
+from trainctl.trainer.data.batch import Batch, Prompts, Tokens, collate, collate_apart, gathered, packed
 from trainctl.trainer.data.permutation import Indices, Packs, best_fit, permute, samples_at
 from trainctl.trainer.data.rows import objects_in, row_chunks
-from trainctl.trainer.data.token_cache import Report, TokenCache, no_report
+from trainctl.trainer.data.token_cache import Report, TokenCache, all_counted, no_report
 from trainctl.trainer.data.tokenizing import open_cache
 
 Look = Callable[[], None]
@@ -72,11 +72,11 @@ class Dataset:
         not be empty."""
         objective, data = objective_of(config.objective, config.data.kind), config.data
         if cache.offsets is not None and not objective.needs_mask:
-            every = np.broadcast_to(np.uint8(1), cache.tokens.shape)
-            cache = dataclasses.replace(cache, counted=every, digest=f"{cache.digest} every token")
+            cache = dataclasses.replace(cache, counted=all_counted(cache.tokens), digest=f"{cache.digest} every token")
         self._cache, self._length, self.place, self.evaluation = cache, data.sequence_length, place, evaluation
         self._reference: AlignedValues | None = None
         self.sequences, self.encodes_prompts = objective.sequences, objective.encodes_prompts
+        self.has_pairs = objective.has_pairs  # samples are pairs of answers
         self.files = cache.files  # the sources
         self.has_end = cache.has_end  # texts and completions end with a token
         self.remarks = cache.remarks
@@ -215,25 +215,18 @@ class Dataset:
     @functools.cached_property
     def _sequence_counts(self) -> Indices:
         """The counted targets of each sequence in the token cache, 0 where its sample isn't used."""
-        counts = np.zeros(len(self._cache.offsets) - 1 if self._cache.offsets is not None else 0, np.int64)
-        entries = self._entries(self._usable)
-        counts[entries] = self._cache.lengths_and_counts(self._length)[1][entries].astype(np.int64)
+        every, entries = self._cache.lengths_and_counts(self._length)[1], self._entries(self._usable)
+        counts = np.zeros(len(every), np.int64)
+        counts[entries] = every[entries]
         return counts
 
     # ------------------------------------------------------------ statistics and single samples
 
     @property
-    def has_pairs(self) -> bool:
-        """True if samples are pairs of answers."""
-        return self.sequences > 1 and not self.encodes_prompts
-
-    @property
     def lengths(self) -> Indices:
         """[N, sequences] tokens of each usable sample before it is truncated; `training` numbers those for training. A
         completion is counted without the token that a decoder begins with."""
-        if self._cache.offsets is None:
-            return np.full((len(self._usable), 1), self._length + 1, np.int64)
-        each: Indices = np.diff(self._cache.offsets)[self._entries(self._usable)] - self.encodes_prompts
+        each = self._tokens_of(self._entries(self._usable)) - self.encodes_prompts
         return each.reshape(-1, self.sequences)
 
     @property
@@ -320,14 +313,9 @@ class Dataset:
 
     def _batch(self, chosen: Indices, rows: Indices | None = None) -> Batch:
         """Return samples of the data as one micro-batch; `rows`: the row of each, if they are packed."""
-        if self._cache.offsets is None:
-            places = chosen[:, None] * self._length + np.arange(self._length + 1)
-            return from_blocks(self._cache.tokens[places].astype(np.int32))
-        assert self._cache.counted is not None
-        if rows is not None:
-            starts, targets = self._cache.offsets[chosen], self._targets_of(chosen)
-            return packed(self._cache.tokens, self._cache.counted, starts, targets, rows)
         entries = self._entries(chosen)
+        if rows is not None:
+            return packed(self._cache.tokens, self._cache.counted, *self._bounds(entries), rows)
         if self.encodes_prompts:
             return dataclasses.replace(self._gathered(entries[1::2]), prompts=self._prompts(entries[0::2]))
         batch = self._gathered(entries)
@@ -345,9 +333,7 @@ class Dataset:
         return Prompts(batch.inputs, batch.lengths)
 
     def _gathered(self, entries: Indices) -> Batch:
-        assert self._cache.offsets is not None and self._cache.counted is not None
-        lengths = self._targets_of_entries(entries)
-        return gathered(self._cache.tokens, self._cache.counted, self._cache.offsets[entries], lengths)
+        return gathered(self._cache.tokens, self._cache.counted, *self._bounds(entries))
 
     def _targets_of(self, chosen: Indices) -> Indices:
         """Return how many targets samples of the data have within the sequence length; of several sequences, padded to
@@ -356,19 +342,27 @@ class Dataset:
         targets: Indices = entries.max(axis=1) * self.sequences
         return targets
 
+    def _tokens_of(self, entries: Indices) -> Indices:
+        offsets = self._cache.offsets
+        if offsets is None:
+            return np.full(len(entries), self._length + 1, np.int64)
+        tokens: Indices = offsets[entries + 1] - offsets[entries]
+        return tokens
+
     def _targets_of_entries(self, entries: Indices) -> Indices:
-        if self._cache.offsets is None:
-            return np.full(len(entries), self._length, np.int64)
-        targets: Indices = np.minimum(self._cache.offsets[entries + 1] - self._cache.offsets[entries] - 1, self._length)
-        return targets
+        return np.minimum(self._tokens_of(entries) - 1, self._length)
+
+    def _bounds(self, entries: Indices) -> tuple[Indices, Indices]:
+        """Return where sequences start in the token cache, and how many targets they have."""
+        starts = entries * self._length if self._cache.offsets is None else self._cache.offsets[entries]
+        return starts, self._targets_of_entries(entries)
 
     def _sample(self, entry: int) -> tuple[Tokens, NDArray[np.bool_]]:
         """Return a sequence's tokens and which of its targets count, cut to the sequence length; the first token is no
         one's target."""
-        offsets, counted = self._cache.offsets, self._cache.counted
-        start = entry * self._length if offsets is None else int(offsets[entry])
-        stop = start + 1 + int(self._targets_of_entries(np.array([entry]))[0])
-        flags = np.ones(stop - start - 1, np.bool_) if counted is None else counted[start + 1 : stop].astype(np.bool_)
+        (start,), (targets,) = self._bounds(np.array([entry]))
+        stop = start + 1 + targets
+        flags = self._cache.counted[start + 1 : stop].astype(np.bool_)
         return self._cache.tokens[start:stop].astype(np.int32), flags
 
 

@@ -60,11 +60,11 @@ def no_report(done: int, whole: int) -> None:
 
 @dataclass(frozen=True)
 class TokenCache:
-    """Tokens of all sources; `counted` and `offsets` only where they came as samples."""
+    """Tokens of all sources."""
 
     tokens: NDArray[Any]
-    counted: NDArray[np.uint8] | None
-    offsets: NDArray[np.int64] | None
+    counted: NDArray[np.uint8]  # 1 where a token's loss counts as a target
+    offsets: NDArray[np.int64] | None  # None: of texts
     digest: str  # of the tokens
     files: tuple[FileDigest, ...]  # the sources
     has_end: bool = True  # texts and completions end with a token
@@ -73,7 +73,7 @@ class TokenCache:
 
     def lengths_and_counts(self, length: int) -> tuple[Indices, NDArray[np.float64]]:
         """Return the targets of each sample, and how many of its first `length` count."""
-        assert self.offsets is not None and self.counted is not None
+        assert self.offsets is not None
         counts = np.empty(len(self.offsets) - 1)
         begin = 0
         while begin < len(counts):
@@ -158,13 +158,18 @@ def read_cache(folder: Path) -> TokenCache:
     notes = json.loads((folder / "cache.json").read_text(encoding="utf-8"))
     tokens = _mapped(folder / "tokens.bin", np.dtype(notes["dtype"]))
     files = tuple(FileDigest(name, digest) for name, digest in notes["files"])
-    if not (folder / "offsets.bin").exists():
-        return TokenCache(tokens, None, None, notes["digest"], files, notes["has_end"], remarks=notes["remarks"])
-    counted = _mapped(folder / "counted.bin", np.dtype(np.uint8))
-    offsets = _mapped(folder / "offsets.bin", np.dtype(np.int64))
+    counted, offsets = all_counted(tokens), None
+    if (folder / "offsets.bin").exists():
+        counted = _mapped(folder / "counted.bin", np.dtype(np.uint8))
+        offsets = _mapped(folder / "offsets.bin", np.dtype(np.int64))
     return TokenCache(
         tokens, counted, offsets, notes["digest"], files, notes["has_end"], notes["prompt_end"], notes["remarks"]
     )
+
+
+def all_counted(tokens: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return flags by which every token counts, which take no memory."""
+    return np.broadcast_to(np.uint8(1), tokens.shape)
 
 
 # ------------------------------------------------------------ writing
@@ -190,8 +195,7 @@ def write_cache(config: RunFile, work: Path, where: str, report: Report) -> None
         remarks["hidden files"] = hidden
     digest = _write_tokens(recipe, recipe.encoder(), chunks(), work, remarks)
     report(whole, whole)
-    files = data_digests(Path(config.data.path), recipe.kind).files
-    _write_notes(recipe, work, digest, files, remarks)
+    _write_notes(recipe, work, digest, data_digests(Path(config.data.path), recipe.kind).files, remarks)
 
 
 def recipe_of(config: RunFile, where: str) -> Recipe:
