@@ -139,7 +139,7 @@ def test_an_evaluation_ends_the_recording_and_is_not_in_the_trace(profiled):
     at.train(2)
     done = at.outcome()
     assert (done.problem, done.first_step, done.last_step) == ("", 2, 2)
-    assert done.lacks == "1 of 3 steps: recording ended before an evaluation"
+    assert done.lacks == "1 of 3 steps: recording ended before a plan to evaluate"
     trace = json.loads(gzip.decompress((at.folder / done.file).read_bytes()))
     names = {event.get("name") for event in trace["traceEvents"]}
     assert "forward" in names
@@ -147,7 +147,7 @@ def test_an_evaluation_ends_the_recording_and_is_not_in_the_trace(profiled):
     assert at.arm(3) is None
     at.train(1)
     at.evaluate()
-    assert at.outcome().problem == "an evaluation came before the first recorded step; send the command again"
+    assert at.outcome().problem == "a plan to evaluate came before the first recorded step; send the command again"
     assert not [path for path in at.folder.iterdir() if path.name != done.file]
 
 

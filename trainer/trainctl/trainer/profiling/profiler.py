@@ -13,12 +13,13 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.files.durable_files import rename
 from trainctl.protocol.messages import PlanKind, ProfileWritten, StepPlan
 from trainctl.trainer.common import atomic_folder
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.logs import log
-from trainctl.trainer.profiling.recorders import CannotProfileError, Recorder, make_recorder
+from trainctl.trainer.profiling.recorders import Recorder, make_recorder
 from trainctl.trainer.profiling.trace_process import TRACE, Written
 from trainctl.trainer.step.rank import Rank
 
@@ -38,16 +39,6 @@ NICENESS = 10
 """Niceness of the process that compresses the trace: a tenth of what a training thread gets of a busy core."""
 
 _LEFT = "the rank left before its trace was written"
-_PLANS = {
-    "evaluate": "an evaluation",
-    "checkpoint": "a checkpoint",
-    "sample": "a sample",
-    "sync": "a sync of the weights",
-    "measure": "a measurement",
-    "probe": "a comparison of the models",
-    "defragment": "a clearing of caches",
-}
-"""Plans that end a recording: memory would hold their events too."""
 
 
 class _Recording:
@@ -92,7 +83,7 @@ class Profiler:
         self._recording: _Recording | None = None
         self._writer: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._starting, self._is_closing = threading.Lock(), False
+        self._is_closing = False
         self._newest: ProfileWritten | None = None
         self._repeats = 0
 
@@ -116,16 +107,16 @@ class Profiler:
         return None
 
     def before(self, kind: PlanKind) -> None:
-        """Follow which plan is next. One that trains no step ends the recording; before the step that warms up nothing
-        is recorded yet."""
-        recording, what = self._recording, _PLANS.get(kind)
-        if recording is None or what is None or recording.warm_since is None:
+        """End the recording before a plan that trains no step, whose events memory would hold too; before the step that
+        warms up nothing is recorded yet."""
+        recording = self._recording
+        if recording is None or kind in ("train", "profile") or recording.warm_since is None:
             return
         if recording.recorded:
-            recording.end_early(f"ended before {what}")
+            recording.end_early(f"ended before a plan to {kind}")
             self._end(recording)
         else:
-            self._give_up(recording, f"{what} came before the first recorded step; send the command again")
+            self._give_up(recording, f"a plan to {kind} came before the first recorded step; send the command again")
 
     def step(self, step: int) -> AbstractContextManager[object]:
         """Return a range of a whole step, where one is recorded."""
@@ -158,10 +149,9 @@ class Profiler:
             self._give_up(self._recording, "the rank left before all steps were recorded")
         if self._writer is not None:
             self._writer.join(LAST_SECONDS - KILL_SECONDS)
-            with self._starting:
-                self._is_closing = True
-                if self._process is not None:
-                    self._process.kill()
+            self._is_closing = True
+            if self._process is not None:
+                self._process.kill()
             self._writer.join(KILL_SECONDS)
 
     def _end(self, recording: _Recording) -> None:
@@ -243,10 +233,9 @@ class Profiler:
 
     def _compress(self, work: Path, name: str) -> Written:
         argv = [sys.executable, "-m", "trainctl.trainer.profiling.trace_process", str(work), name]
-        with self._starting:
-            if self._is_closing:
-                raise CannotProfileError(_LEFT)
-            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        if self._is_closing:
+            raise TrainctlError(_LEFT)
+        self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         with self._process as process:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
@@ -265,4 +254,4 @@ def _check_space(folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
         need = f"a profile needs {MIN_FREE_BYTES / 1e9:.0f} GB"
-        raise CannotProfileError(f"{free / 1e9:.1f} GB are free on the disk of {folder.parent}, and {need}: free some")
+        raise TrainctlError(f"{free / 1e9:.1f} GB are free on the disk of {folder.parent}, and {need}: free some")

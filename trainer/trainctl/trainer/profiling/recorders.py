@@ -27,12 +27,9 @@ NO_CAPTURE = (
 CAPTURE = "capture.gputrace"
 
 
-class CannotProfileError(TrainctlError):
-    """This rank can't record a profile; the text is why, and what to do."""
-
-
 class TorchRecorder:
-    """torch's profiler: operators, and on CUDA kernels, of `steps` steps after one that warms up."""
+    """torch's profiler: operators, and on CUDA kernels, of `steps` steps after one that warms up. `start` raises
+    TrainctlError."""
 
     def __init__(self, device: str, steps: int) -> None:
         import torch
@@ -47,11 +44,11 @@ class TorchRecorder:
 
     def start(self) -> None:
         if not self._torch.profiler.kineto_available():
-            raise CannotProfileError("this build of torch has no profiler (Kineto): install a build from PyPI")
+            raise TrainctlError("this build of torch has no profiler (Kineto): install a build from PyPI")
         try:
             self._profile.start()
         except RuntimeError as error:
-            raise CannotProfileError(f"torch's profiler cannot start: {first_line(error)}") from None
+            raise TrainctlError(f"torch's profiler cannot start: {first_line(error)}") from None
 
     @contextlib.contextmanager
     def range(self, name: str) -> Iterator[None]:

@@ -17,7 +17,6 @@ import zipfile
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +105,6 @@ def make(folder: Path, name: str) -> Written:
     return Written((folder / name).stat().st_size, digest_of(folder / name), phases, lacks)
 
 
-@dataclass
-class _Times:
-    calls: int = 0
-    microseconds: float = 0.0
-    device_microseconds: float = 0.0
-
-
 def phase_profiles(events: Sequence[TraceEvent]) -> tuple[PhaseProfile, ...]:
     """Return the phases of a trace in the order of a step, each with its OPERATORS_KEPT longest operators."""
     complete = [event for event in events if event.ph == "X"]
@@ -125,21 +117,21 @@ def phase_profiles(events: Sequence[TraceEvent]) -> tuple[PhaseProfile, ...]:
         event = ranges[before - 1] if before else None
         return event.name if event is not None and time < event.ts + event.dur else None
 
-    phases: dict[str, defaultdict[str, _Times]] = {event.name: defaultdict(_Times) for event in ranges}
+    # By phase and operator: calls, and the microseconds of the host and of the device.
+    phases: dict[str, dict[str, list[float]]] = {event.name: defaultdict(lambda: [0, 0.0, 0.0]) for event in ranges}
     operators = [event for event in complete if event.cat == "cpu_op"]
     for event, own in self_times(operators):
         if phase := phase_at(event.ts):
             times = phases[phase][event.name]
-            times.calls += 1
-            times.microseconds += own
+            times[0] += 1
+            times[1] += own
     # A kernel belongs to the phase in which it was launched: the device runs it later.
     launched = {event.args.correlation: event.ts for event in complete if event.cat in ("cuda_runtime", "cuda_driver")}
     names = {event.args.external_id: event.name for event in operators}
     for event in complete:
         is_on_device = event.cat in ("kernel", "gpu_memcpy", "gpu_memset")
         if is_on_device and (phase := phase_at(launched.get(event.args.correlation, event.ts))):
-            times = phases[phase][names.get(event.args.external_id, event.name)]
-            times.device_microseconds += event.dur
+            phases[phase][names.get(event.args.external_id, event.name)][2] += event.dur
     walls = {name: sum(event.dur for event in ranges if event.name == name) for name in phases}
     return tuple(_profile(name, walls[name], phases[name]) for name in PHASES if name in phases)
 
@@ -158,13 +150,13 @@ def self_times(operators: Iterable[TraceEvent]) -> list[tuple[TraceEvent, float]
     return [(event, max(0.0, own)) for event, own in timed]
 
 
-def _profile(name: str, wall: float, operators: dict[str, _Times]) -> PhaseProfile:
+def _profile(name: str, wall: float, operators: dict[str, list[float]]) -> PhaseProfile:
     times = [
-        OperatorTime(operator[:_NAME_CHARACTERS], own.calls, own.microseconds / 1e6, own.device_microseconds / 1e6)
-        for operator, own in sorted(operators.items())
+        OperatorTime(operator[:_NAME_CHARACTERS], int(calls), own / 1e6, device / 1e6)
+        for operator, (calls, own, device) in sorted(operators.items())
     ]
-    times.sort(key=lambda own: (-own.device_seconds, -own.seconds))
-    device = sum(own.device_microseconds for own in operators.values())
+    times.sort(key=lambda time: (-time.device_seconds, -time.seconds))
+    device = sum(device for _, _, device in operators.values())
     return PhaseProfile(name, wall / 1e6, device / 1e6, tuple(times[:OPERATORS_KEPT]))
 
 
