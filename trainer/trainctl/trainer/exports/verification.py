@@ -108,8 +108,8 @@ def _verify_whole(
 
     def merged(types: Mapping[str, str]) -> Reference:
         if in_mlx:
-            return replace(expected, logits=mlx_logits(_merged_mlx_model(trained, types), tokens))
-        return replace(expected, logits=torch_logits(_merged_torch_model(trained, types), tokens))
+            return replace(expected, logits=mlx_logits(_mlx_model(trained, types), tokens))
+        return replace(expected, logits=torch_logits(_torch_model(trained, types), tokens))
 
     comparison = compare(merged(types), logits)
     if trained.lora is not None:
@@ -189,65 +189,53 @@ def _reference(trained: TrainedModel, tokens: Tokens) -> Reference:
         return Reference(tokens, logits, _difference(logits, logits_of(model, tokens)))
 
 
-def _torch_model(trained: TrainedModel) -> Any:
+def _torch_model(trained: TrainedModel, merged: Mapping[str, str] | None = None) -> Any:
+    """Return the trained model; or `merged` by peft with its adapters, those of its weights that are named there
+    rounded to that type."""
     import torch
 
     from trainctl.trainer.adapters import torch_lora
+    from trainctl.trainer.model import torch_quantized
     from trainctl.trainer.model.torch_model import read_model
 
-    model = read_model(trained.model, _WHERE)
-    if trained.lora is not None:
-        model, values = torch_lora.attach(model, trained.lora), trained.adapters()
-        with torch.no_grad():
+    model: Any = read_model(trained.model, _WHERE)
+    if merged is not None:
+        model = torch_quantized.whole(model)
+    with torch.no_grad():
+        if trained.lora is not None:
+            model, values = torch_lora.attach(model, trained.lora), trained.adapters()
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad:
                     parameter.copy_(torch.from_numpy(values[torch_lora.stored_name(name)]))
+            model = model if merged is None else model.merge_and_unload()
+        for name, weight in chain(model.named_parameters(), model.named_buffers()):
+            if merged and name in merged:
+                weight.copy_(weight.to(getattr(torch, merged[name])))
     return model.eval()
 
 
-def _mlx_model(trained: TrainedModel) -> Any:
+def _mlx_model(trained: TrainedModel, merged: Mapping[str, str] | None = None) -> Any:
+    """Return what `_torch_model` does on MLX, merged by mlx-lm; its base then isn't quantized."""
     import mlx.core as mx
+    from mlx.utils import tree_unflatten
 
     from trainctl.trainer.adapters import mlx_lora
-    from trainctl.trainer.model.mlx_model import read_model
+    from trainctl.trainer.model.mlx_model import flat, read_model
 
     model = read_model(trained.model, _WHERE, _LENGTH)
     if trained.lora is not None:
         places, values = mlx_lora.attach(model, trained.lora), trained.adapters()
         turned = ((place, values[name].T if place.transposed else values[name]) for name, place in places.items())
         model.load_weights([(place.name, mx.array(array)) for place, array in turned], strict=False)
-    return model
-
-
-def _merged_torch_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
-    """Return the model with the adapters added to its weights, and those in `types` rounded to the type named there."""
-    import torch
-
-    from trainctl.trainer.model import torch_quantized
-    from trainctl.trainer.model.torch_model import read_model
-
-    model, adapters = torch_quantized.whole(read_model(trained.model, _WHERE)), trained.adapters()
-    with torch.no_grad():
-        for name, parameter in chain(model.named_parameters(), model.named_buffers()):
-            if (change := trained.change_of(name, adapters)) is not None:
-                parameter.add_(torch.from_numpy(change))
-            if name in types:
-                parameter.copy_(parameter.to(getattr(torch, types[name])))
-    return model
-
-
-def _merged_mlx_model(trained: TrainedModel, types: Mapping[str, str]) -> Any:
-    """Return the merged model on MLX, of a base that isn't quantized."""
-    import mlx.core as mx
-
-    from trainctl.trainer.model.mlx_model import flat, read_model
-
-    model, adapters, weights = read_model(trained.model, _WHERE, _LENGTH), trained.adapters(), []
-    for name, array in flat(model.parameters()):
-        change = trained.change_of(name, adapters)
-        whole = array.astype(mx.float32) if change is None else array.astype(mx.float32) + mx.array(change)
-        weights.append((name, whole.astype(getattr(mx, types.get(name, "float32"))).astype(mx.float32)))
-    model.load_weights(weights)
+    if merged is not None:
+        with mx.stream(mx.cpu):
+            model.set_dtype(mx.float32)
+            adapted = [(name, layer.fuse()) for name, layer in model.named_modules() if hasattr(layer, "fuse")]
+            model.update_modules(tree_unflatten(adapted))
+            weights = (
+                (name, array, getattr(mx, merged.get(name, "float32"))) for name, array in flat(model.parameters())
+            )
+            model.load_weights([(name, array.astype(dtype).astype(mx.float32)) for name, array, dtype in weights])
     return model
 
 
