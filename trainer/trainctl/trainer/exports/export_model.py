@@ -19,7 +19,7 @@ from trainctl.protocol.config.data_files import data_files, glob_root, is_glob
 from trainctl.protocol.config.hub_models import reference
 from trainctl.protocol.config.objectives import caches_reference, objective_name, objective_of
 from trainctl.protocol.config.quantization import DEFAULTS, format_of, quantization_key
-from trainctl.protocol.config.run_tables import AdapterTable, RunFile
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, check_installed
 from trainctl.protocol.record.checkpoints import digest_of
 from trainctl.protocol.record.paths import RunPaths
@@ -47,7 +47,7 @@ _POINTS = 10
 """Points of the curve of losses."""
 _OWN_BASE = (
     "mlx-lm looks for the rotary embeddings (RoPE) under older names than the base's `config.json` has. The one in",
-    "`base/` has both. The other files there are links to the base on the machine of the export.",
+    "`base/` has both. The weights there are links to the base's on the machine of the export.",
 )
 _TRAINED_ON_PACKED = (
     "The adapters were trained on a copy of the base in the format {}. Here they are added to the base itself, whose",
@@ -290,11 +290,17 @@ def _facts(config: RunFile, loop: LoopState, history: History, base_format: str)
         f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else value}"
         for name, value in values.items()
     ]
+    adapter, trained = config.adapter, "all weights"
+    if has_adapter:
+        name = {"lora": "LoRA", "rslora": "rsLoRA"}[adapter.kind]
+        where = "all linear layers" if adapter.targets == "linear" else ", ".join(adapter.targets)
+        layers = f" of the last {adapter.layers} decoder layers" if adapter.layers else ""
+        trained = f"{name}, rank {adapter.rank}, alpha {adapter.alpha:g}, on {where}{layers}"
     tokens = f"of up to {config.data.sequence_length:,} tokens{each}"
     return [
         ("base", base_name(Path(model.path))),
         ("base format", base_format),
-        ("trained", _recipe(config.adapter)),
+        ("trained", trained),
         ("steps", f"{loop.step:,} of {config.run.steps:,}, {config.batch.global_:,} {of_samples} each"),
         ("objective", ", ".join([objective_name(config.objective, config.data.kind), *settings])),
         ("optimizer", f"{kind}, learning rate {optimizer.learning_rate:g}, {optimizer.schedule} schedule"),
@@ -308,15 +314,6 @@ def _facts(config: RunFile, loop: LoopState, history: History, base_format: str)
         ("loss", f"{history.loss:.4f} {unit}" if history.loss is not None else ""),
         ("held-out loss", f"{held_out.loss:.4f} {unit} at step {held_out.step:,}" if held_out is not None else ""),
     ]
-
-
-def _recipe(adapter: AdapterTable) -> str:
-    if adapter.kind == "full":
-        return "all weights"
-    name = {"lora": "LoRA", "rslora": "rsLoRA"}[adapter.kind]
-    where = "all linear layers" if adapter.targets == "linear" else ", ".join(adapter.targets)
-    layers = f" of the last {adapter.layers} decoder layers" if adapter.layers else ""
-    return f"{name}, rank {adapter.rank}, alpha {adapter.alpha:g}, on {where}{layers}"
 
 
 if __name__ == "__main__":

@@ -116,16 +116,12 @@ def _check(model: Path, quantized: Path, how: Quantization, shapes: dict[str, tu
 
 def _alternatives(widths: Collection[int]) -> str:
     """Return the formats and group sizes that divide all widths of layers, as advice."""
-
-    def divides(size: int) -> bool:
-        return not any(width % size for width in widths)
-
     affine = " or ".join(form for form, how in DEFAULTS.items() if how.mode == "affine")
-    fitting = [f"{affine} with --group-size {size}" for size in GROUP_SIZES if divides(size)]
-    fitting += [form for form, how in DEFAULTS.items() if how.mode != "affine" and divides(how.group_size)]
-    if not fitting:
-        return 'no format has groups that divide all widths; on torch, model.base = "nf4" takes any width'
-    return f"these divide all widths: {', '.join(fitting)}"
+    fitting = [(f"{affine} with --group-size {size}", size) for size in GROUP_SIZES]
+    fitting += [(form, how.group_size) for form, how in DEFAULTS.items() if how.mode != "affine"]
+    if names := [name for name, size in fitting if not any(width % size for width in widths)]:
+        return f"these divide all widths: {', '.join(names)}"
+    return 'no format has groups that divide all widths; on torch, model.base = "nf4" takes any width'
 
 
 def write_origin(whole: Path, folder: Path) -> None:

@@ -178,10 +178,10 @@ def write_mlx(trained: TrainedModel, lora: Lora, folder: Path) -> None:
         own = folder / OWN_BASE
         own.mkdir()
         write_object(own / "config.json", rope_config.read(trained.model))
-        for name in (*(path.name for path in weight_files(trained.model)), INDEX_FILE, *CARRIED_FILES):
+        for name in (*(path.name for path in weight_files(trained.model)), INDEX_FILE):
             if (trained.model / name).is_file():
                 link_or_copy(trained.model / name, own / name)
-        _copy_templates(own, trained.model)
+        copy_carried(own, trained.model)
 
 
 def copy_carried(folder: Path, source: Path, base: Path | None = None) -> None:
@@ -190,12 +190,8 @@ def copy_carried(folder: Path, source: Path, base: Path | None = None) -> None:
     for name in CARRIED_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
-    _copy_templates(folder, base or source)
-
-
-def _copy_templates(folder: Path, source: Path) -> None:
-    if (source / TEMPLATES).is_dir():
-        shutil.copytree(source / TEMPLATES, folder / TEMPLATES, dirs_exist_ok=True)
+    if (templates := (base or source) / TEMPLATES).is_dir():
+        shutil.copytree(templates, folder / TEMPLATES)
 
 
 # ---------------------------------------------------------------- as a whole model
@@ -214,7 +210,12 @@ def write_fused(trained: TrainedModel, folder: Path, dtype: str | None) -> str:
     most_likely = likely.most_common(1)[0][0] if likely else "F32"
     weights = _trained_weights(trained) if trained.lora is None else whole_weights(trained.model, base)
     adapters, types, size = trained.adapters(), Counter[str](), 0
-    placed = _shards([*weights], base)
+    first = min((tensor.file.name for tensor in base.values()), default=SINGLE_FILE)  # for what the base doesn't have
+    placed: dict[str, list[str]] = defaultdict(list)
+    for name in weights:
+        placed[base[name].file.name if name in base else first].append(name)
+    if len(placed) == 1:  # one file needs no index, if it has that name
+        placed = {SINGLE_FILE: [*weights]}
     for file, names in placed.items():
         arrays: dict[str, NDArray[Any]] = {}
         for name in names:
@@ -237,15 +238,6 @@ def write_fused(trained: TrainedModel, folder: Path, dtype: str | None) -> str:
     write_object(folder / "config.json", config)
     copy_carried(folder, trained.checkpoint, trained.base)
     return most
-
-
-def _shards(names: Sequence[str], base: Mapping[str, StoredTensor]) -> dict[str, list[str]]:
-    """Return the weights of each file: those of the base's, and in its first one what it doesn't have."""
-    first = min((tensor.file.name for tensor in base.values()), default=SINGLE_FILE)
-    placed: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        placed[base[name].file.name if name in base else first].append(name)
-    return dict(placed) if len(placed) > 1 else {SINGLE_FILE: [*names]}  # one file needs no index, if it has that name
 
 
 def has_torch() -> bool:
