@@ -262,8 +262,7 @@ def test_what_a_model_needs_beyond_the_kernel_is_named(changes, fault):
     ],
 )
 def test_attention_that_the_kernel_would_compute_otherwise_is_refused(module, how, reason):
-    starts = np.array([0, 3], np.int32)
-    bounds = torch_attention.arguments(torch_attention.DocumentBounds(starts, 3), torch.device("cpu"))
+    bounds = torch_attention.arguments(np.array([0, 3], np.int32), torch.device("cpu"))
     heads = torch.zeros(1, 2, 3, 8)
     with pytest.raises(RuntimeError, match=f"attention with {reason} is"):
         torch_attention._attend(SimpleNamespace(**module), heads, heads, heads, None, **bounds, **how)

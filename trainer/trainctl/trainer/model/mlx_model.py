@@ -22,8 +22,6 @@ from mlx.utils import tree_flatten
 
 _NO_SLIDING_WINDOW = ("gemma2", "ministral3", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "starcoder2")  # in mlx-lm
 
-_DIFFERENCES = {"glm": "rotates all dimensions of its heads"}
-"""By family, what mlx-lm computes differently from transformers."""
 _TANH_GELU = "gelu_pytorch_tanh"
 """The activation of Gemma and StarCoder2, which mlx-lm computes without the approximation by tanh."""
 _SCALED_EMBEDDINGS = ("gemma", "gemma2", "gemma3_text")
@@ -43,7 +41,9 @@ def read_model(path: Path, where: str, longest: int, *, with_weights: bool = Tru
     by their Hugging Face ones."""
     config = rope_config.for_mlx(rope_config.read(path), longest)
     _check_window(config, where, longest)
-    _check_family(config, where)
+    if config.get("model_type") == "glm":
+        differs = "it rotates all dimensions of its heads; train with torch"
+        raise InvalidInputError(f"{where}: model.path", f"mlx-lm's glm model differs from transformers': {differs}")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from mlx_lm.utils import load_model
 
@@ -154,12 +154,6 @@ def _tanh_mlp(kind: Any) -> Any:
     return TanhMLP
 
 
-def _check_family(config: dict[str, Any], where: str) -> None:
-    if (kind := config.get("model_type")) in _DIFFERENCES:
-        problem = f"mlx-lm's {kind} model differs from transformers': it {_DIFFERENCES[kind]}; train with torch"
-        raise InvalidInputError(f"{where}: model.path", problem)
-
-
 def flat(tree: Any) -> list[tuple[str, Any]]:
     """Return (name, array) pairs of a tree of parameters."""
     pairs: Any = tree_flatten(tree)
@@ -227,7 +221,9 @@ class DocumentMask:
         """`positions`: of each token in its document, [B, T]."""
         starts = mx.arange(positions.shape[1]) - positions
         together = starts[:, None, :, None] == starts[:, None, None, :]
-        self._together = together[:, None] if _groups_heads(model) else together
+        # In mlx-lm's Gemma 2, scores have an axis for key heads and one for the query heads of each.
+        groups_heads = model.model_type == "gemma2" and model.layers[0].self_attn.repeats > 1
+        self._together = together[:, None] if groups_heads else together
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         return keys, values
@@ -237,8 +233,3 @@ class DocumentMask:
         from mlx_lm.models.base import create_causal_mask
 
         return self._together & create_causal_mask(length, window_size=window_size)
-
-
-def _groups_heads(model: Any) -> bool:
-    """Return whether scores have an axis for key heads and one for the query heads of each, as in mlx-lm's Gemma 2."""
-    return bool(model.model_type == "gemma2" and model.layers[0].self_attn.repeats > 1)

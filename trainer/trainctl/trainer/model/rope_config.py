@@ -29,7 +29,11 @@ def read(model: Path) -> Config:
     default. Raises InvalidInputError naming the file if it cannot be read, or if its two layouts contradict each
     other."""
     config = model_config(model)
-    config |= _full_attention_heads(config) | _own_head(config, model) | _expert_count(config)
+    config |= _full_attention_heads(config) | _own_head(config, model)
+    if (
+        config.get("model_type") == "qwen3_moe" and "num_local_experts" in config
+    ):  # as transformers 4 and mlx-lm name it
+        config.setdefault("num_experts", config["num_local_experts"])
     return both_layouts(config, str(model / "config.json"), _transformers_rope)
 
 
@@ -40,7 +44,7 @@ def both_layouts(config: Config, where: str, default: Callable[[Config], Config]
     if isinstance(config.get("text_config"), dict):
         config = config | {"text_config": both_layouts(config["text_config"], where, default)}
     new = _table(config, "rope_parameters", where)
-    old = _old_table(config, where)
+    old = {key: config.get(name) for key, name in _top_level(config).items()} | _table(config, "rope_scaling", where)
     if config.get("model_type") in _LOCAL_THETA:
         local = config.get(_LOCAL_THETA[config["model_type"]])
         tables = {
@@ -94,12 +98,6 @@ def for_mlx(config: Config, longest: int) -> Config:
     ):
         return config
     return config | {"rope_scaling": scaling | {"long_factor": scaling["short_factor"]}}
-
-
-def _expert_count(config: Config) -> Config:
-    """Return the number of experts under the name that mlx-lm and transformers 4 read."""
-    renamed = config.get("model_type") == "qwen3_moe" and "num_local_experts" in config and "num_experts" not in config
-    return {"num_experts": config["num_local_experts"]} if renamed else {}
 
 
 def _own_head(config: Config, model: Path) -> Config:
@@ -159,11 +157,6 @@ def _scaling(table: Config) -> Config | None:
     if scaling == {"rope_type": "default"}:
         return None
     return {"type": scaling["rope_type"], **scaling}
-
-
-def _old_table(config: Config, where: str) -> Config:
-    top = {key: config.get(old) for key, old in _top_level(config).items()}
-    return top | _table(config, "rope_scaling", where)
 
 
 def _top_level(config: Config) -> dict[str, str]:

@@ -10,10 +10,9 @@ torch's documentation and source, 2.11 to 2.13.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -71,31 +70,27 @@ def _asked_first(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return indices
 
 
-@dataclass(frozen=True)
-class DocumentBounds:
-    """The documents of a batch whose rows are laid end to end."""
-
-    starts: NDArray[np.int32]  # [documents + 1], ascending from 0: where each begins, and the end of the last
-    longest: int  # tokens of the longest document
-
-
-def document_bounds(positions: NDArray[np.int32], lengths: NDArray[np.int64]) -> DocumentBounds:
-    """Return the documents of packs, from each token's position in its document, [B, T], and each row's tokens without
-    padding, [B]. A document begins at each row's first token and wherever a position doesn't follow the one before. The
-    padding of a row is one document."""
+def document_bounds(positions: NDArray[np.int32], lengths: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return where each document of packs begins if their rows are laid end to end, and the end of the last, from each
+    token's position in its document, [B, T], and each row's tokens without padding, [B]. A document begins at each
+    row's first token and wherever a position doesn't follow the one before. The padding of a row is one document."""
     columns = np.arange(positions.shape[1])
     begins = np.ones(positions.shape, np.bool_)
     begins[:, 1:] = np.diff(positions, axis=1) != 1
     begins = np.where(columns < lengths[:, None], begins, columns == lengths[:, None])
-    starts = np.append(np.flatnonzero(begins), begins.size).astype(np.int32)
-    return DocumentBounds(starts, int(np.diff(starts).max()))
+    return np.append(np.flatnonzero(begins), begins.size).astype(np.int32)
 
 
 def adopt(model: Any, device: torch.device, dtype: torch.dtype, sequence_length: int, where: str) -> None:
     """Have a model of transformers use it. Raises InvalidInputError if the device, the data type or the model can't."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    functions: Any = AttentionInterface
+    masks: Any = AttentionMaskInterface
     fault = device_fault(device, dtype)
     if fault is None:
-        _register_varlen()
+        functions.register(VARLEN, _attend)
+        masks.register(VARLEN, _mask)
         model.set_attn_implementation(VARLEN)
         fault = model_fault(model.config, sequence_length)
     if fault is not None:
@@ -120,7 +115,7 @@ def model_fault(config: Any, sequence_length: int) -> str | None:
     stated = config.to_dict()  # attributes that differ from layer to layer can't be read one by one
     if config._attn_implementation != VARLEN or stated["is_encoder_decoder"]:
         return "does not support this model: it does not use transformers' attention interface as decoders do"
-    size = _head_size(stated)
+    size = stated.get("head_dim") or stated.get("hidden_size", 0) // stated.get("num_attention_heads", 1)  # 0: unknown
     if size > _MOST_HEAD or size % _HEAD_STEP:
         return f"needs heads of a multiple of {_HEAD_STEP} up to {_MOST_HEAD}, and this model's have {size}"
     if stated.get("attn_logit_softcapping"):
@@ -132,21 +127,11 @@ def model_fault(config: Any, sequence_length: int) -> str | None:
     return None
 
 
-def _head_size(stated: Mapping[str, Any]) -> int:
-    """Return 0 if the configuration doesn't give it."""
-    size: int = stated.get("head_dim") or stated.get("hidden_size", 0) // stated.get("num_attention_heads", 1)
-    return size
-
-
-def arguments(bounds: DocumentBounds, device: torch.device) -> dict[str, Any]:
-    """Return what a model is called with for a batch of packs."""
-    starts = torch.from_numpy(bounds.starts).to(device, non_blocking=device.type == "cuda")
-    return {
-        "cu_seq_lens_q": starts,
-        "cu_seq_lens_k": starts,
-        "max_length_q": bounds.longest,
-        "max_length_k": bounds.longest,
-    }
+def arguments(bounds: NDArray[np.int32], device: torch.device) -> dict[str, Any]:
+    """Return what a model is called with for a batch of packs that has these `document_bounds`."""
+    starts = torch.from_numpy(bounds).to(device, non_blocking=device.type == "cuda")
+    longest = int(np.diff(bounds).max())
+    return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
 
 
 def _mask(*args: Any, **how: Any) -> Any:
@@ -206,12 +191,3 @@ def _kernel(
     attended = kernel(query, key, value, starts, starts, longest, longest, **how)
     assert isinstance(attended, torch.Tensor), "no auxiliary outputs were requested"
     return attended
-
-
-def _register_varlen() -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    functions: Any = AttentionInterface
-    masks: Any = AttentionMaskInterface
-    functions.register(VARLEN, _attend)
-    masks.register(VARLEN, _mask)

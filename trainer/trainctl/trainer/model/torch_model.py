@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,9 +88,13 @@ def read_model(
         raise InvalidInputError(f"{where}: model.path", f"cannot load {path}: {first_line(error)}") from None
     _check_complete(notes["missing_keys"], notes["unexpected_keys"], path, where)
     loaded: torch.nn.Module = model
-    if packing:
-        _release_files(loaded)
-        _keep_trainable(loaded)
+    for parameter in loaded.parameters() if packing else ():
+        if parameter.is_floating_point():  # on a CPU part of a mapped file, which would stay in memory
+            parameter.data = parameter.data.clone()
+    for module in loaded.modules() if packing else ():
+        # On a CPU with AVX512-BF16, an evaluation would change 4-bit layers for good to a layout without gradients.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
     return loaded
 
 
@@ -158,22 +162,6 @@ def _check_complete(missing: Collection[str], unexpected: Collection[str], path:
         others = f" and {len(unexpected) - 1} more" if len(unexpected) > 1 else ""
         problem = f"{path} holds {min(unexpected)!r}{others}, for which this architecture has no place"
         raise InvalidInputError(f"{where}: model.path", f"{problem}; correct its config.json, or remove the weights")
-
-
-def _release_files(model: torch.nn.Module) -> None:
-    """Copy the weights that aren't packed. On a CPU they are parts of mapped files, which would stay in memory."""
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.clone()
-
-
-def _keep_trainable(model: torch.nn.Module) -> None:
-    """Keep the 4-bit layers in the layout that has gradients. On a CPU with AVX512-BF16, an evaluation would change it
-    for good to one whose products have none."""
-    layers: Iterable[Any] = model.modules()
-    for module in layers:
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
 
 
 def _packed_while_loading(packing: Nf4, where: str) -> dict[str, Any]:

@@ -209,22 +209,17 @@ def put_in(
     for layer in [name.removesuffix(".scales") for name in stored if name.endswith(".scales")]:
         how = quantization_of(config, layer)
         assert how is not None
-        parts = {part: stored.pop(name) for part, name in layer_parts(layer, stored).items()}
-        _replace(model, layer, packed(how, parts), dtype)
+        weight = packed(how, {part: stored.pop(name) for part, name in layer_parts(layer, stored).items()})
+        try:
+            old: Any = model.get_submodule(layer)
+        except AttributeError:
+            raise KeyError(f"the model has no layer {layer!r}") from None
+        if isinstance(old, torch.nn.Embedding):
+            model.set_submodule(layer, QuantizedEmbedding(weight, dtype, getattr(old, "embed_scale", None)))
+        else:
+            model.set_submodule(layer, QuantizedLinear(weight, old.bias))
     embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
     is_tied = config.get("tie_word_embeddings", getattr(model.config, "tie_word_embeddings", False))
     if is_tied and isinstance(embeddings, QuantizedEmbedding) and head.weight.is_meta:
         model.set_output_embeddings(QuantizedLinear(held(embeddings), head.bias))  # type: ignore[operator]
-
-
-def _replace(model: torch.nn.Module, layer: str, weight: Packed, dtype: torch.dtype) -> None:
-    try:
-        old: Any = model.get_submodule(layer)
-    except AttributeError:
-        raise KeyError(f"the model has no layer {layer!r}") from None
-    if isinstance(old, torch.nn.Embedding):
-        new: torch.nn.Module = QuantizedEmbedding(weight, dtype, getattr(old, "embed_scale", None))
-    else:
-        new = QuantizedLinear(weight, old.bias)
-    model.set_submodule(layer, new)
