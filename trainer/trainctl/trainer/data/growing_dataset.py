@@ -261,7 +261,11 @@ class GrowingDataset:
             chunks = (*chunks, chunk)
             chain = (*chain, hashlib.sha256(f"{chain[-1]} {chunk.digest}".encode()).hexdigest())
             if chunk.samples and not order.samples:
-                self._name(chunk, chain[-1])
+                self._first, self.mean_weight, self.digest = chunk, chunk.mean_weight, chain[-1]
+                self.files = (FileDigest(Path(config.data.path).name, chain[-1]),)
+                if self.evaluation is not None:
+                    self.digest = hashlib.sha256(f"{chain[-1]} {self.evaluation.digest}".encode()).hexdigest()
+                    self.files += self.evaluation.held_out_files
             order = replace(order, starts=(*order.starts, order.samples + chunk.samples))
         if news.ended and not order.samples:
             problem = f"{config.data.path} has ended without a sample that has a token to learn"
@@ -279,13 +283,6 @@ class GrowingDataset:
             self._news.notify_all()
         if has_more:
             self._on_sealed(self)
-
-    def _name(self, first: Dataset, digest: str) -> None:
-        self._first, self.mean_weight, self.digest = first, first.mean_weight, digest
-        self.files = (FileDigest(Path(self._config.data.path).name, digest),)
-        if self.evaluation is not None:
-            self.digest = hashlib.sha256(f"{digest} {self.evaluation.digest}".encode()).hexdigest()
-            self.files += self.evaluation.held_out_files
 
     def _fail(self, error: TrainctlError) -> None:
         with self._news:

@@ -55,7 +55,8 @@ def preview(
         training = targets[dataset.training]
         used = training[samples_at(np.arange(len(training)), len(training), config.run.seed)]
         widths = used.max(axis=1) * dataset.sequences
-        order = _by_length(widths, batch.global_)
+        starts = range(0, len(widths), batch.global_)  # a rank processes the longest of each global batch first
+        order = np.concatenate([at + np.argsort(-widths[at : at + batch.global_], kind="stable") for at in starts])
         tokenizer = row_tokenizer(Path(config.model.path), config.data.tokenizer, where) if shown else None
         return DataStatistics(
             samples=len(whole),
@@ -119,12 +120,6 @@ def _reference(config: run_tables.RunFile, dataset: Dataset, caches: Path | None
     for key in keys if cached else ():
         read_values(caches / key.name, key)
     return ReferenceState(str(caches), sum(key.size_bytes for key in keys), cached)
-
-
-def _by_length(lengths: Indices, global_batch: int) -> Indices:
-    """Return the order in which one rank processes samples of these lengths: the longest of each global batch first."""
-    starts = range(0, len(lengths), global_batch)
-    return np.concatenate([at + np.argsort(-lengths[at : at + global_batch], kind="stable") for at in starts])
 
 
 def _shown(config: run_tables.RunFile, dataset: Dataset, tokenizer: RowTokenizer | None, number: int) -> ShownSample:

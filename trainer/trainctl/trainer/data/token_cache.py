@@ -208,8 +208,7 @@ def recipe_of(config: RunFile, where: str) -> Recipe:
 def write_chunk(recipe: Recipe, encode: Encode, chunk: Chunk, work: Path) -> None:
     """Tokenize lines into an empty folder. Raises InvalidInputError naming file and line."""
     remarks = Counter[str]()
-    digest = _write_tokens(recipe, encode, [chunk], work, remarks)
-    _write_notes(recipe, work, digest, (), remarks)
+    _write_notes(recipe, work, _write_tokens(recipe, encode, [chunk], work, remarks), (), remarks)
 
 
 def _write_tokens(recipe: Recipe, encode: Encode, chunks: Iterable[Chunk], work: Path, remarks: "Counter[str]") -> str:
@@ -234,8 +233,7 @@ def _write_tokens(recipe: Recipe, encode: Encode, chunks: Iterable[Chunk], work:
             offsets.write((written + np.cumsum(part.lengths)).astype("<i8"))
             written += len(part.tokens)
             remarks.update(part.remarks)
-        together = f"{tokens.digest} {counted.digest} {offsets.digest}"
-        return hashlib.sha256(together.encode()).hexdigest()
+        return hashlib.sha256(f"{tokens.digest} {counted.digest} {offsets.digest}".encode()).hexdigest()
 
 
 def _write_notes(
