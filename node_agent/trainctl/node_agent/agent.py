@@ -39,7 +39,7 @@ from trainctl.node_agent.roles.drains import NodeDrain
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.roles.rank_hosting import RankHosting
-from trainctl.node_agent.roles.role import AgentRole, Idle
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import preflight, unstarted
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.services.caffeinate import Caffeinate
@@ -245,7 +245,7 @@ class Agent:
         self._lead.close()
         self._hosting.close()
         self._guests.close()
-        if not self._is_busy or self._lock.is_taken:  # the latter: the other agent listens there from now on
+        if self._role.is_idle or self._lock.is_taken:  # the latter: the other agent listens there from now on
             self._link.remove()
         self._reader.close()
         self._close()
@@ -260,10 +260,6 @@ class Agent:
         self._context.destroy(linger=0)
         self._files.remove()
         self._lock.close()
-
-    @property
-    def _is_busy(self) -> bool:
-        return not isinstance(self._role.now, Idle)
 
     @property
     def doing(self) -> str:
@@ -305,7 +301,7 @@ class Agent:
             if known.state in messages.ACTIVE_RUN_STATES and known.kind != "hosted":
                 self._guests.take_up(known)
         for known in self._db.runs():
-            if known.state not in messages.ACTIVE_RUN_STATES or known.kind != "hosted" or self._is_busy:
+            if known.state not in messages.ACTIVE_RUN_STATES or known.kind != "hosted" or not self._role.is_idle:
                 continue
             followed = self._db.followed(known.run)
             if followed is None:
@@ -424,7 +420,7 @@ class Agent:
         await bind.parent_gone()
         idle_since: float | None = None
         async for _ in _every(WATCH_SECONDS):
-            if self._is_busy:
+            if not self._role.is_idle:
                 idle_since = None
                 continue
             idle_since = idle_since or time.monotonic()
