@@ -29,8 +29,7 @@ from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
-from trainctl.trainer.objectives.objective import Sums
-from trainctl.trainer.step.micro_batches import MicroBatches
+from trainctl.trainer.step.micro_batches import FittingLimits, MicroBatchQueue
 
 SAMPLES, GLOBAL_BATCH, MICRO_BATCH = 4000, 32, 8
 MEDIAN_TOKENS, SPREAD = 60, 0.8
@@ -93,8 +92,8 @@ class Side:
 
     def __init__(self, backend: Any, dataset: Dataset, batch: int, micro_tokens: int, *, sort: bool) -> None:
         self._backend, self._dataset, self._batch = backend, dataset, batch
-        self._micro_batches = MicroBatches(micro_tokens)
-        self._lengths: Callable[[Indices], Indices] | None = self._targets if sort else None
+        self._fitting = FittingLimits(micro_tokens)
+        self._lengths: Callable[[Indices], Indices] = self._targets if sort else np.zeros_like
         self._micro = batch if micro_tokens else MICRO_BATCH
         self._cursor = 0
 
@@ -102,17 +101,14 @@ class Side:
         """Return the tokens per second of the next global batch."""
         work = RankWork(0, (Range(self._cursor, self._batch),), self._micro)
         self._cursor += self._batch
-        tokens = 0
-
-        def once(positions: Indices) -> None:
-            nonlocal tokens
-            batch = self._dataset.batch(self._samples(positions))
-            self._backend.loss_and_gradient(batch, (1 / PLAN.divisor,), commit=nullcontext())
-            tokens += batch.tokens
-
         self._backend.clear()
-        begun = clock()
-        self._micro_batches.each(PLAN, work, Sums(), once, self._lengths)
+        tokens, begun = 0, clock()
+        queue = MicroBatchQueue(self._fitting, PLAN, work, self._lengths)
+        while queue:
+            batch = self._dataset.batch(self._samples(queue.first))
+            self._backend.loss_and_gradient(batch, {"tokens": 1 / PLAN.divisor}, adding=nullcontext())
+            tokens += batch.tokens
+            queue.done()
         return tokens / (clock() - begun)
 
     def _samples(self, positions: Indices) -> Indices:

@@ -68,8 +68,9 @@ class BenchedRank:
         self._count += 1
         batch = self.dataset.batch(np.arange(4 * self._count, 4 * self._count + 4) % self.dataset.samples)
         self.backend.clear()
-        self.backend.loss_and_gradient(batch, (1.0,), commit=nullcontext())
-        self.backend.totals(with_norm=True)
+        self.backend.loss_and_gradient(batch, {"tokens": 1.0}, adding=nullcontext())
+        self.backend.sums()
+        self.backend.gradient_norm()
         self.backend.update(1e-3, 1 / batch.weight)
         self.progress.load(self._count, 4 * self._count)
         return time.perf_counter() - begun

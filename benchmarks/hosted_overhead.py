@@ -113,7 +113,7 @@ class Bare:
         for start in range(self._cursor, self._cursor + GLOBAL_BATCH, MICRO_BATCH):
             positions = positions_of((Range(start, MICRO_BATCH),))
             batch = self._dataset.batch(samples_at(positions, self._dataset.samples, 0))
-            self._backend.loss_and_gradient(batch, (1 / expected,), commit=nullcontext())
+            self._backend.loss_and_gradient(batch, {"tokens": 1 / expected}, adding=nullcontext())
             weight += batch.weight
         factor = expected / weight
         norm = self._backend.gradient_norm() * factor

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Self, cast
@@ -19,7 +19,7 @@ from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer import loop
-from trainctl.trainer.backends.backend import Backend, CompileMeter, Device, Totals, TrainingRecipe
+from trainctl.trainer.backends.backend import Backend, CompileMeter, Device, TrainingRecipe
 from trainctl.trainer.backends.memory import HostMemory, Memory, MemoryByPart
 from trainctl.trainer.calibration.sweep import STEPS
 from trainctl.trainer.collective.group import Tail
@@ -29,6 +29,7 @@ from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.loop import train
 from trainctl.trainer.objectives.losses import NextToken
+from trainctl.trainer.objectives.objective import Sums
 from trainctl.trainer.step.progress import Progress
 from trainctl.trainer.step.rank import Identity, Rank, Settings
 
@@ -80,24 +81,24 @@ class Work:
 
     recipe = TrainingRecipe(NextToken("pretrain"), None)
     compile_meter = CompileMeter()
-    held = NoParts(0, 0, 0)
+    memory_by_part = NoParts(0, 0, 0)
 
     def __init__(self, side: int, progress: TimedProgress) -> None:
         self._matrix = np.ones((side, side), np.float32)
         self.device = Device("cpu", TimedMemory(progress))
 
     def loss_and_gradient(
-        self, batch: Batch, scales: Sequence[float], *, commit: Context, phase: Callable[[str], Context]
+        self, batch: Batch, scales: Mapping[str, float], *, adding: Context, phase: Callable[[str], Context]
     ) -> None:
         with phase("forward"):
             self._matrix @ self._matrix
-        with phase("backward"), commit:
+        with phase("backward"), adding:
             pass
 
     def clear(self) -> None: ...
 
-    def totals(self, *, with_norm: bool = False) -> Totals:
-        return Totals(self.recipe.objective.named([100.0]), 1.0)
+    def sums(self) -> Sums:
+        return Sums({"tokens": 100.0}, {})
 
     def gradient_norm(self) -> float:
         return 1.0

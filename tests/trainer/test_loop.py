@@ -47,12 +47,13 @@ class Poisoned(Eventful):
     def loss_and_gradient(self, batch, scales, **how):
         is_marked = self._forwards in self._marked
         self._is_poisoned |= is_marked
-        super().loss_and_gradient(batch, (scales[0] * self._scale if is_marked else scales[0],), **how)
+        scale = scales["tokens"] * self._scale if is_marked else scales["tokens"]
+        super().loss_and_gradient(batch, {"tokens": scale}, **how)
 
-    def totals(self, *, with_norm):
-        found, poison = self._inner.totals(with_norm=with_norm), self._loss if self._is_poisoned else 0.0
+    def sums(self):
+        loss, poison = self._inner.sums().losses["tokens"], self._loss if self._is_poisoned else 0.0
         self._is_poisoned = False
-        return replace(found, sums=Sums({"tokens": found.sums.losses["tokens"] + poison}, {}))
+        return Sums({"tokens": loss + poison}, {})
 
 
 def fence(progress, generation):
@@ -301,7 +302,7 @@ class Cramped(Eventful):
 
     def loss_and_gradient(self, batch, scales, **how):
         is_cramped = len(batch) > self.room
-        super().loss_and_gradient(batch, scales, **(how | {"commit": None} if is_cramped else how))
+        super().loss_and_gradient(batch, scales, **(how | {"adding": None} if is_cramped else how))
         if is_cramped:
             raise DeviceMemoryError("no room")
 
@@ -360,7 +361,12 @@ def test_evaluation_short_of_memory_leaves_the_training_micro_batch(new_rig):
 def test_the_reported_micro_batch_is_the_one_used(new_rig):
     rig = new_rig("mlx")
     assert rig.train(1, 500).micro_batch == G, "there are no more samples"
-    assert side_plans.acknowledge(rig.rank, rig.plan(1, 5, kind="checkpoint"), 0.0, None).micro_batch == 0
+    assert (
+        side_plans.acknowledge(
+            rig.rank, rig.plan(1, 5, kind="checkpoint"), rig.rank.observer.begin(0.0), None
+        ).micro_batch
+        == 0
+    )
     nothing = rig.plan(1, 5, kind="evaluate", work=(m.RankWork(0, (), 5),))
     assert side_plans.evaluate(rig.rank, nothing, 0.0).micro_batch == 0
 
@@ -390,7 +396,7 @@ def test_torch_running_out_of_real_memory_is_replayed(run_python):
         gc.enable()
         def work(size):
             blocks = collate([(np.full(257, 65, np.int32), np.ones(256, np.bool_))] * size)
-            backend.loss_and_gradient(blocks, (1.0,), commit=contextlib.nullcontext())
+            backend.loss_and_gradient(blocks, {"tokens": 1.0}, adding=contextlib.nullcontext())
         work(1)
         data = next(line for line in open("/proc/self/status") if line.startswith("VmData"))
         limit_process(int(data.split()[1]) * 1024 + 60_000_000)
@@ -429,6 +435,42 @@ def test_a_rank_is_timed_after_its_first_micro_batch_and_its_next_step_is_the_sa
     assert (rig.progress.last_step, rig.progress.batch) == (0, None)
     assert rig.train(1, 4).loss_sum == straight.train(1, 4).loss_sum
     assert same_bits(weights(rig), weights(straight))
+
+
+class Queue(Device):
+    """A device that works for 1 s on what is between two marks."""
+
+    def __init__(self, memory):
+        super().__init__("queue", memory)
+        self._marks, self.waits = 0, 0
+
+    def mark(self):
+        self._marks += 1
+        return Mark(self._marks)
+
+    def wait(self):
+        self.waits += 1
+
+
+class Mark(int):
+    def elapsed_time(self, ended):
+        return 1000.0 * (ended - self)
+
+
+def test_a_measurement_s_phases_are_the_device_s_own(new_rig):
+    rig = new_rig("torch")
+    rig.backend.device = Queue(rig.backend.device.memory)
+    phases = side_plans.measure(rig.rank, rig.plan(1, 4, kind="measure"), time.perf_counter()).phases
+    assert (phases.forward, phases.backward) == (3.0, 3.0)
+    assert rig.backend.device.waits == 3, "once a micro-batch"
+
+
+def test_what_others_do_for_a_plan_is_no_wait_for_it(new_rig):
+    rig = new_rig("mlx")
+    watch = rig.rank.observer.begin(time.perf_counter() - 1.0)
+    time.sleep(0.2)
+    report = side_plans.acknowledge(rig.rank, rig.plan(1, 4, kind="checkpoint"), watch, None)
+    assert 1.0 <= report.phases.wait < 1.2 <= report.step_seconds
 
 
 @pytest.mark.parametrize("kind", ["measure", "evaluate"])

@@ -4,6 +4,7 @@
 two terms keep a divisor each however the batch is cut.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tests.trainer.support.preferences import NAMES, PAIRS, run_settings
 
 from trainctl.protocol.config.objectives import ObjectiveTable
 from trainctl.trainer.objectives.losses import Simpo
+from trainctl.trainer.objectives.objective import Sums
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "sigmoid": {"kind": "dpo"},
@@ -156,6 +158,39 @@ def test_uneven_shares_of_two_ranks_change_no_loss(tune, new_ranks, tmp_path, ch
     assert not ranks.form()
     plans = (ranks.plan(step, (5, 7) if step % 2 else (9, 3), (3, 2), learning_rate=RATE) for step in range(1, 5))
     assert worst(losses([ranks.train(plan)[0] for plan in plans]), alone) < 1e-5
+
+
+def test_orpo_counts_a_step_s_weights_without_assembling_it(tune):
+    rig, assembled = tune("mlx", {"kind": "orpo"}), []
+    make = rig.dataset.batch
+    rig.dataset.batch = lambda indices: assembled.append(len(indices)) or make(indices)
+    report = rig.train(1, 4)
+    assert max(assembled) == 4 < G == report.weight
+    whole = rig.rank.objective.weights(rig.rank.batch(np.arange(G)))
+    assert rig.rank.objective.weights_of(rig.rank.sequence_lengths(np.arange(G))) == whole
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_terms_are_paired_with_their_weights_by_name(tune, backend):
+    def gradient(turned):
+        rig = tune(backend, {"kind": "orpo"})
+        objective = rig.rank.objective
+        make = objective.sums
+        if turned:
+            objective.sums = lambda outputs: turned_around(make(outputs))
+        rig.backend.clear()
+        scales = {"pairs": 0.5, "tokens": 0.25}
+        rig.backend.loss_and_gradient(rig.rank.batch(np.arange(4)), scales, adding=nullcontext())
+        return rig.backend.sums(), rig.backend.copy_out("accumulators")
+
+    (plain, slopes), (other, same) = gradient(False), gradient(True)
+    assert (plain.losses, plain.metrics) == (other.losses, other.metrics)
+    assert all(np.array_equal(slopes[name], same[name]) for name in slopes)
+
+
+def turned_around(sums):
+    parts = ({name: named[name] for name in reversed(named)} for named in (sums.losses, sums.metrics))
+    return Sums(*parts, sums.rewards)
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])

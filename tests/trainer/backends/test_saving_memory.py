@@ -67,6 +67,39 @@ def test_a_chunked_loss_is_the_same_one(load_backend, backend, adapter):
     assert logs.shape == (3, 20)
 
 
+def test_chunks_on_mlx_train_a_tied_head_beside_what_else_is_outside_the_body():
+    import mlx.core as mx
+    from mlx import nn
+    from mlx.utils import tree_flatten
+
+    from trainctl.trainer.backends.mlx_loss import MlxChunks, cross_entropy
+
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wte = nn.Embedding(50, 8)
+
+        def __call__(self, inputs, cache=None):
+            return mx.tanh(self.wte(inputs))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.norm = Body(), nn.RMSNorm(8)
+
+        def __call__(self, inputs, cache=None):
+            return self.model.wte.as_linear(self.norm(self.model(inputs)))
+
+    model, inputs = Model(), mx.arange(40).reshape(2, 20)
+    targets = (inputs + 7) % 50
+    expected = nn.value_and_grad(model, lambda: cross_entropy(model(inputs), targets, "sum"))()[1]
+    chunks = MlxChunks(model, Chunking("on", vocabulary=50, free_bytes=1), "run.toml")
+    assert chunks.is_possible
+    gradient = nn.value_and_grad(model, lambda: chunks.chunked_cross_entropy(inputs, targets, 7).sum())()[1]
+    pairs = dict(tree_flatten(gradient)), dict(tree_flatten(expected))
+    assert furthest(*({name: np.array(array) for name, array in each.items()} for each in pairs)) <= 1e-6
+
+
 @BACKENDS
 def test_both_keep_the_documents_of_a_pack_apart(load_backend, backend):
     """With dropout, whose masks backward has to find again."""
@@ -146,6 +179,51 @@ def test_a_step_of_all_weights_on_mlx_holds_one_gradient_and_lets_go_of_it(load_
         backend.update(1e-3, 1.0)
     assert mx.get_peak_memory() - before <= 1.1 * 16 * values, "weights, two moments and a gradient"
     assert mx.get_active_memory() - before <= 1.01 * 12 * values
+
+
+def test_accumulators_on_mlx_are_replaced_one_by_one(load_backend, tmp_path):
+    import mlx.core as mx
+
+    demo_assets.make_model(
+        tmp_path / "large", demo_assets.llama_config(hidden=192, layers=4, heads=4, intermediate=768)
+    )
+    backend = load_backend("mlx", model__path=str(tmp_path / "large"))
+    accumulate(backend, batch(2, 1))
+    sums = {name: array + 1 for name, array in backend.copy_out("accumulators").items()}
+    values, largest = sum(array.size for array in sums.values()), max(array.size for array in sums.values())
+    gc.collect()
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    backend.copy_in("accumulators", sums)
+    assert mx.get_peak_memory() - before <= 4 * 1.1 * largest < 4 * 0.5 * values
+    assert all((sums[name] == array).all() for name, array in backend.copy_out("accumulators").items())
+
+
+def test_the_norm_of_gradients_that_overflow_copies_one_of_them_at_a_time(load_backend):
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Copies(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            parts = made if isinstance(made, list | tuple) else [made]
+            self.most = max(self.most, sum(part.nbytes for part in parts if isinstance(part, torch.Tensor)))
+            return made
+
+    backend = load_backend("torch")
+    accumulate(backend, batch(2, 1), scale=1e30)
+    largest = max(4 * math.prod(shape) for shape in backend.shapes.values())
+    with Copies() as copies:
+        norm = backend.gradient_norm()
+        backend._accumulators[0].view(-1)[0] = math.inf
+        assert backend.gradient_norm() == math.inf
+        backend._accumulators[0].view(-1)[0] = math.nan
+        assert math.isnan(backend.gradient_norm())
+    assert 1e20 < norm < math.inf
+    assert copies.most <= largest
 
 
 def test_auto_chunks_when_logits_would_take_over_a_tenth_of_the_free_memory():

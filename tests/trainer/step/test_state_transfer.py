@@ -83,8 +83,11 @@ def test_ranks_behind_are_given_the_state_of_one_ahead(new_ranks, same_state, tw
 
     plan = ranks.plan(4, (0, 0, 0), (1, 1, 1), kind="sync")
     expected = state(level).weights, state(source).weights
+    versions = [rank.rig.progress.version for rank in ranks.ranks]
     reports = ranks.all(lambda rank: side_plans.synchronize(rank.rig.rank, plan, 0.0))
     synced = [state(rank) for rank in ranks.ranks]
+    changed = [rank.rig.progress.version > version for rank, version in zip(ranks.ranks, versions, strict=True)]
+    assert changed == [False, True, True], "a checkpoint of before has other weights"
     assert same_state(synced[1], synced[0])
     assert same_state(synced[2], synced[0])
     assert reports[0].drift == 0.0

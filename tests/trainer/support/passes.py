@@ -38,13 +38,13 @@ def accumulate(backend: Backend, *given: batches.Batch, scale: float = 1.0) -> N
     """Do a step's passes over some micro-batches, but not its update."""
     backend.clear()
     for batch in given:
-        backend.loss_and_gradient(batch, (scale,), commit=nullcontext())
+        backend.loss_and_gradient(batch, {"tokens": scale}, adding=nullcontext())
 
 
 def loss_and_gradient(backend: Backend, *given: batches.Batch, scale: float = 1.0) -> tuple[float, Gradient]:
     accumulate(backend, *given, scale=scale)
     gradient = {name: array.copy() for name, array in backend.copy_out("accumulators").items()}
-    return backend.totals().sums.losses["tokens"], gradient
+    return backend.sums().losses["tokens"], gradient
 
 
 def furthest(one: Gradient, other: Gradient) -> float:

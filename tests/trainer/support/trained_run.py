@@ -61,8 +61,8 @@ class TrainedRun:
     def _train(self, step: int, record: RunDb) -> None:
         batch = self._dataset.batch(np.arange(step * G, (step + 1) * G) % self._dataset.samples)
         self._backend.clear()
-        self._backend.loss_and_gradient(batch, (1.0,), commit=nullcontext())
-        loss = self._backend.totals().sums.losses["tokens"] / batch.weight
+        self._backend.loss_and_gradient(batch, {"tokens": 1.0}, adding=nullcontext())
+        loss = self._backend.sums().losses["tokens"] / batch.weight
         self._backend.update(RATE, 1 / batch.weight)
         self._progress.load(step, step * G)
         committed = msgspec.structs.replace(records.step(step, loss=loss), run=self.paths.directory.name)

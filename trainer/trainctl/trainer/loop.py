@@ -8,25 +8,21 @@ and never by a mean of means. So everything on the way is a sum:
     group         + the other ranks, and their weights W
     update        total * D / (s * W)                     the gradient of the mean, then clipped
 
-D is a power of two near the batch's weight W, so that dividing by it rounds nothing. The lead's planner chooses it, and
-`plan.learning_rate`: node_agent/trainctl/node_agent/planning/, ranges.py and lr_schedule.py.
-
-A fence interrupts only the wait for the sum: it kills the reducers (control/orders.py:leave). A forward or backward
-pass runs to its end. What `progress.exclusive` locks ends first too; then the fence takes the lock
-(progress.py:try_fence), and the next `exclusive` raises AbandonedError. So a gradient is added, and a step committed,
-whole or not at all.
+D is a power of two near the batch's weight W, so that dividing by it rounds nothing. The lead's planner chooses it, in
+node_agent/trainctl/node_agent/planning/ranges.py, and `plan.learning_rate`, in lr_schedule.py there.
 
     loss                  objectives/losses.py; cross-entropy: backends/torch_loss.py, mlx_loss.py
     new objective         objectives/objective.py says where its two files are
     out of memory         halves the micro-batch: step/micro_batches.py; in the sum or the update it ends the rank
     AdamW, weight decay   the formula, and is_decayed: backends/backend.py; torch_adamw.py, mlx_backend.py:_adamw
-    torch and MLX         the end of backends/backend.py lists what each has its own. Torch computes at once; MLX builds
-                          a graph, adds gradients group by group, and has AdamW written out (mlx_backend.py)
+    torch and MLX         backends/backend.py lists all in which they differ
+    a fence               step/progress.py says what it interrupts, and what ends first
     late ranks            get their state in step/rank.py, by order of runtime.py, which also calls `train`
     checkpoints           which bits: checkpoints/files.py; when: checkpoints/checkpointer.py
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -37,8 +33,8 @@ from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.objectives.objective import Sums, term_scales
 from trainctl.trainer.step.micro_batches import MicroBatchQueue
-from trainctl.trainer.step.observer import Stopwatch, step_values
-from trainctl.trainer.step.progress import HalfBatch
+from trainctl.trainer.step.observer import Stopwatch, Update
+from trainctl.trainer.step.progress import AccumulatedBatch
 from trainctl.trainer.step.rank import Rank
 
 _CLIP_EPSILON = 1e-6
@@ -53,10 +49,10 @@ def train(rank: Rank, plan: StepPlan, started: float) -> Report:
     doesn't follow the last step, and TrainctlError if memory can't hold a single sample.
     """
     backend, progress = rank.backend, rank.progress
-    arrived = rank.dataset.wait_for(plan.cursor + plan.global_batch, partial(_show_wait, rank, plan))
+    arrived = rank.dataset.wait_for(plan.cursor + plan.global_batch, partial(_wait_for_data, rank, plan))
     watch = rank.observer.begin(max(started, arrived))  # the wait for data is no part of the step
     batch = _begin(rank, plan)
-    queue = rank.micro_batches.queue(plan, rank.work(plan), rank.targets)
+    queue = MicroBatchQueue(rank.fitting, plan, rank.work(plan), rank.targets)
     scales = _step_scales(rank, plan, batch)
     while queue:
         try:
@@ -66,34 +62,33 @@ def train(rank: Rank, plan: StepPlan, started: float) -> Report:
     if rank.dataset.covers(plan.cursor + 2 * plan.global_batch):  # this step's samples and the next one's
         rank.prefetch.expect(queue.of_next_step(rank.targets))
     rank.send(Soon(run=rank.who.run, rank=rank.who.rank, generation=plan.generation, seq=plan.seq))
-    totals = backend.totals(with_norm=rank.group.is_alone)  # waits for the device, once a step
+    sums = backend.sums()  # waits for the device
     watch.settle()
-    own = _own_tail(rank, batch, totals.sums)
+    own = _own_tail(rank, batch, sums)
     with watch.phase("sync"):
         tail = rank.group.all_reduce(backend, own)  # the accumulators keep this rank's part until the sum is delivered
     with progress.exclusive(plan.generation):  # a fence waits here until the step is whole
         with watch.phase("optimizer"):
             rank.group.deliver(backend)
-            norm, clip, skip_reason = _update(rank, plan, batch, tail, totals.norm)
+            update = _update(rank, plan, batch, tail)
         rank.status.show("commit")
         progress.commit(plan)
-        rank.loss_scale.committed(rank.settings.dtype, skip_reason)
-        values = {"clip_scale": clip, **step_values(rank.objective, own, tail, rank.group.reduced)}
-        sums = queue.sums(
-            loss_sum=tail.loss_sum, weight=tail.weight, samples=batch.samples, tokens=tail.tokens, own_tokens=own.tokens
+        rank.loss_scale.committed(rank.settings.dtype, update.skipped)
+        report = rank.observer.step_report(
+            plan, watch, queue, update, own=own, own_samples=batch.samples, total=tail, reduced=rank.group.reduced
         )
-        report = rank.observer.report(plan, watch, sums, own.weight, values, grad_norm=norm, skipped=skip_reason)
         progress.remember(report)
     return report
 
 
-def _show_wait(rank: Rank, plan: StepPlan) -> None:
-    """Show that the rank waits: one that has just been started has less of a growing file than the others."""
+def _wait_for_data(rank: Rank, plan: StepPlan) -> None:
+    """Show that the rank waits: one that has just been started has less of a growing file than the others. Raises
+    AbandonedError at a fence."""
     rank.progress.check(plan.generation)
     rank.status.show("data", plan.step)
 
 
-def _begin(rank: Rank, plan: StepPlan) -> HalfBatch:
+def _begin(rank: Rank, plan: StepPlan) -> AccumulatedBatch:
     """Return the batch that the accumulators belong to: a new one, or one that a fence left and this plan finishes."""
     with rank.progress.exclusive(plan.generation):
         if plan.step != rank.progress.last_step + 1:
@@ -105,56 +100,54 @@ def _begin(rank: Rank, plan: StepPlan) -> HalfBatch:
     return batch
 
 
+def _step_scales(rank: Rank, plan: StepPlan, batch: AccumulatedBatch) -> Mapping[str, float]:
+    """Return what each term of the loss is multiplied by before backward. With several terms, no factor after the sum
+    could give each its own divisor: all ranks alike count the step's whole weights beforehand."""
+    first, *others = rank.objective.spec.weights
+    scale = batch.scale / plan.divisor
+    if not others:
+        return {first: scale}
+    whole = np.arange(plan.cursor, plan.cursor + plan.global_batch, dtype=np.int64)
+    return term_scales(scale, rank.objective.weights_of(rank.sequence_lengths(whole)))
+
+
 def _micro_batch(
-    rank: Rank, plan: StepPlan, batch: HalfBatch, queue: MicroBatchQueue, scales: tuple[float, ...], watch: Stopwatch
+    rank: Rank,
+    plan: StepPlan,
+    batch: AccumulatedBatch,
+    queue: MicroBatchQueue,
+    scales: Mapping[str, float],
+    watch: Stopwatch,
 ) -> None:
     """Take the next micro-batch forward and backward, and add its gradient."""
-    positions, backend = queue.next, rank.backend
+    positions, backend = queue.first, rank.backend
     with watch.phase("data"):
         data = rank.prefetch.get(positions, queue.following())
     adding = rank.progress.adding(plan.generation, batch, positions, rank.objective.weights(data), data.tokens)
-    backend.loss_and_gradient(data, scales, commit=adding, phase=partial(watch.phase, device=backend.device))
+    backend.loss_and_gradient(data, scales, adding=adding, phase=partial(watch.phase, device=backend.device))
     queue.done()
 
 
-def _step_scales(rank: Rank, plan: StepPlan, batch: HalfBatch) -> tuple[float, ...]:
-    """Return what each term of the loss is multiplied by before backward. With several terms, no factor after the sum
-    could give each its own divisor: all ranks alike take the step's whole weights from its samples beforehand."""
-    scale = batch.scale / plan.divisor
-    if len(rank.objective.spec.weights) == 1:
-        return (scale,)
-    whole = np.arange(plan.cursor, plan.cursor + plan.global_batch, dtype=np.int64)
-    return term_scales(scale, rank.objective.weights(rank.batch(whole)))
-
-
-def _own_tail(rank: Rank, batch: HalfBatch, sums: Sums) -> Tail:
+def _own_tail(rank: Rank, batch: AccumulatedBatch, sums: Sums) -> Tail:
     """Return what this rank adds to the sums that travel behind the gradients."""
     weights = {name: batch.weights.get(name, 0.0) for name in rank.objective.spec.weights}
     bad = int(not all(map(math.isfinite, sums.losses.values())))
     return Tail(sums.losses, weights, sums.metrics, batch.tokens, bad)
 
 
-def _update(
-    rank: Rank, plan: StepPlan, batch: HalfBatch, tail: Tail, read_norm: float | None
-) -> tuple[float, float, str | None]:
-    """Scale, clip and update, or skip. Return the gradient's norm before clipping, what clipping multiplied it by, and
-    why the update was skipped. `read_norm`: the accumulators', where it has been read."""
+def _update(rank: Rank, plan: StepPlan, batch: AccumulatedBatch, tail: Tail) -> Update:
+    """Scale, clip and update, or skip. All ranks decide alike: they have the same tail, and the same bits of the summed
+    gradient, in which one rank's infinity or NaN is."""
     to_mean = plan.divisor / (batch.scale * tail.weight) if tail.weight > 0 else math.nan
-    norm = (rank.backend.gradient_norm() if read_norm is None else read_norm) * to_mean
-    if (reason := _skip_reason(tail, norm)) is not None:
-        return norm, 1.0, reason
+    norm = rank.backend.gradient_norm() * to_mean
+    if tail.bad_losses:
+        return Update(norm, skipped="nan")  # or infinite
+    if tail.weight <= 0:
+        return Update(norm, skipped="empty")
+    if not math.isfinite(norm):
+        return Update(norm, skipped="overflow")
     limit = rank.settings.clip_norm
     clip = min(1.0, limit / (norm + _CLIP_EPSILON)) if limit > 0 else 1.0
     with rank.observer.update(plan.step):
         rank.backend.update(plan.learning_rate, to_mean * clip)
-    return norm, clip, None
-
-
-def _skip_reason(tail: Tail, norm: float) -> str | None:
-    """Return why parameters stay as they are. All ranks decide alike: they have the same tail, and the same bits of the
-    summed gradient, in which one rank's infinity or NaN is."""
-    if tail.bad_losses:
-        return "nan"
-    if tail.weight <= 0:
-        return "empty"
-    return None if math.isfinite(norm) else "overflow"
+    return Update(norm, clip)

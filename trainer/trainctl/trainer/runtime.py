@@ -277,24 +277,24 @@ class Trainer:
         """Answer prompts. A tokenizer or a lack of memory that prevents it costs the sample, not the run: the report
         says why."""
         answers: tuple[Answer, ...] = ()
-        failure = None
+        failure, watch = None, self._rank.observer.begin(started)
         try:
             answers = self._sampler.answers(plan)
         except SAMPLE_FAILURES as error:
             failure = f"sample failed: {first_line(error)}"
-        report = side_plans.acknowledge(self._rank, plan, started, failure)
+        report = side_plans.acknowledge(self._rank, plan, watch, failure)
         return SampleReport(**msgspec.structs.asdict(report), answers=answers)
 
     def _profile(self, plan: StepPlan, started: float) -> Report:
         """Arm the profiler. A problem costs the profile, not the run: the report says why."""
+        watch = self._rank.observer.begin(started)
         self._status.show("profile")
-        problem = self.profiler.arm(plan)
-        return side_plans.acknowledge(self._rank, plan, started, problem)
+        return side_plans.acknowledge(self._rank, plan, watch, self.profiler.arm(plan))
 
     def _checkpoint(self, plan: StepPlan, started: float) -> Report:
         """Write a checkpoint. A disk that doesn't take it costs the checkpoint, not the run: the report says why, or a
         later message if it is written in the background."""
-        written, failure = None, None
+        written, failure, watch = None, None, self._rank.observer.begin(started)
         if self._rank.who.rank in plan.writers:
             self._status.show("checkpoint")
             try:
@@ -304,5 +304,5 @@ class Trainer:
                     written = self.checkpointer.write(plan)
             except CHECKPOINT_FAILURES as error:
                 failure = f"checkpoint failed: {first_line(error)}"
-        report = side_plans.acknowledge(self._rank, plan, started, failure)
+        report = side_plans.acknowledge(self._rank, plan, watch, failure)
         return msgspec.structs.replace(report, checkpoint=written)

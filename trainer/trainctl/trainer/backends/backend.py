@@ -5,6 +5,18 @@ and float32 gradient accumulators. With an adapter only its matrices are trained
 own weights are frozen and held in the run's dtype. A micro-batch's gradient reaches the accumulators whole or not at
 all, so one that failed or was fenced half-way leaves no trace.
 
+All in which torch and MLX differ is in pairs of files that have the same interface:
+
+    Backend, here         torch_backend.py, mlx_backend.py: the abstract methods, and in torch's also `_evaluating` and
+                          `is_out_of_memory`. torch computes at once, adds a gradient whole, and writes to weights and
+                          moments in place. MLX builds a graph, adds and updates group by group, and never writes to an
+                          array that something else refers to
+    Device, here          torch_device.py (CPU, CUDA, MPS), mlx_backend.py:MlxDevice: queue, memory, host's arrays
+    Passes, passes.py     torch_passes.py, mlx_passes.py: forward passes, the probe, answers; torch_loss.py, mlx_loss.py
+    AdamW                 torch_adamw.py has torch's fused one and bitsandbytes'; mlx_backend.py:_adamw writes it out
+    compiling             torch_compile.py alone
+    models, adapters      model/torch_*.py, model/mlx_model.py; adapters/torch_lora.py, adapters/mlx_lora.py
+
 AdamW (Loshchilov and Hutter 2019; bias correction as in Kingma and Ba 2015), the same in both backends. With
 gradient g, update count t from 1, learning rate a, decay w (of what `is_decayed`), all elementwise and in this
 order:
@@ -15,6 +27,8 @@ order:
 """
 
 import gc
+import math
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -75,19 +89,16 @@ class TrainingRecipe:
     adapter: Lora | None = None  # what is trained in place of the model's own weights
     limit_bytes: int | None = None  # that it may take on its device
 
+    @property
+    def trains_all_weights(self) -> bool:
+        """Return whether the model's own weights are trained: then the optimizer updates float32 masters of them."""
+        return self.adapter is None and self.optimizer is not None
+
     def weights_in(self, dtype: str) -> str:
         """Return the form of the trained weights of a model that computes in `dtype`, in words."""
         if self.adapter is not None:
             return "float32 adapters"
         return dtype if self.optimizer is None else "float32"
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums over the micro-batches since `clear`."""
-
-    sums: Sums
-    norm: float | None  # of the gradient, if it was asked for: see `gradient_norm`
 
 
 class Device:
@@ -126,6 +137,9 @@ class Device:
         gc.collect()  # a graph may hang in reference cycles of the model's outputs
 
 
+MakePhase = Callable[[str], AbstractContextManager[object]]
+
+
 def _untimed(name: str) -> AbstractContextManager[object]:
     return nullcontext()
 
@@ -138,9 +152,9 @@ def is_decayed(shape: Sequence[int]) -> bool:
 class Backend(ABC):
     """One model on one device, used by one thread.
 
-    What a forward pass gives stays on the device until `totals` reads all of it at once, so a step waits for its device
-    a single time. Weights, accumulators and the optimizer's slots are copied straight between the device and the arrays
-    that the caller brings, so a buffer shared with another process costs one copy each way.
+    What a forward pass gives stays on the device until `sums` reads all of a step's at once. Weights, accumulators and
+    the optimizer's slots are copied straight between the device and the arrays that the caller brings, so a buffer
+    shared with another process costs one copy each way.
     """
 
     name: BackendName
@@ -153,9 +167,8 @@ class Backend(ABC):
     updates: int  # AdamW's t: how often `update` was called in the life of the state
     compile_meter = CompileMeter()  # of the model's compiler: of one that compiles, its own
     device: Device
-    held: MemoryByPart  # in every step
+    memory_by_part: MemoryByPart  # that is held in every step
     passes: Passes
-    _is_partly_added = False  # whether accumulators hold part of a micro-batch's gradient, which can't be repeated then
 
     @classmethod
     @abstractmethod
@@ -171,43 +184,33 @@ class Backend(ABC):
     def loss_and_gradient(
         self,
         batch: Batch,
-        scales: Sequence[float],
+        scales: Mapping[str, float],
         *,
-        commit: AbstractContextManager[object] | None,
-        phase: Callable[[str], AbstractContextManager[object]] = _untimed,
+        adding: AbstractContextManager[object] | None,
+        phase: MakePhase = _untimed,
     ) -> None:
-        """Take a micro-batch forward and backward, differentiating the objective's losses times `scales`, one for each
-        of its weights. Within `commit` the gradient is added to the float32 accumulators, and the sums to those before:
-        all of it, or nothing if `commit` raises. None: nothing is added. `phase` is entered with "forward" and
+        """Take a micro-batch forward and backward, differentiating the objective's losses times `scales`, by the names
+        of their weights. Within `adding` the gradient is added to the float32 accumulators, and the sums to those
+        before: all of it, or nothing if `adding` raises. None: nothing is added. `phase` is entered with "forward" and
         "backward". Raises DeviceMemoryError, then with nothing added."""
-        try:
-            with self._memory_errors():
-                with phase("forward"):
-                    self._forward(batch, scales)
-                with phase("backward"):
-                    self._backward()
-                    if commit is not None:
-                        with commit:
-                            self._accumulate()
-        finally:
-            self._forget()
+        with self._memory_errors():
+            self._pass(batch, scales, adding, phase)
 
     def clear(self) -> None:
-        """Zero the accumulators, and what `totals` reads."""
+        """Zero the accumulators, and what `sums` reads."""
         self._added: list[list[Any]] = []  # the numbers of each micro-batch's sums
         self._clear()
 
-    def totals(self, *, with_norm: bool = False) -> Totals:
-        """Return what has been accumulated since `clear`; waits for the device, once."""
-        rows, norm = self._read(with_norm)
-        row = self.recipe.objective.spec
-        empty = [0.0] * (len(row.weights) + len(row.metrics))
-        numbers = np.array(rows, np.float64).sum(axis=0).tolist() if rows else empty
-        return Totals(self.recipe.objective.named(numbers), self._finite(norm) if with_norm else None)
+    def sums(self) -> Sums:
+        """Return the sums of all micro-batches since `clear`; waits for the device."""
+        numbers = self.passes.numbers([number for added in self._added for number in added])
+        return self.recipe.objective.named(np.array(numbers, np.float64))
 
     def gradient_norm(self) -> float:
         """Return the Euclidean norm over all accumulators; finite if, and only if, every element is."""
-        return self._finite(None)
+        norm = self._norm(1.0)
+        is_sure = norm < _MAX_SURE_NORM or math.isnan(norm)  # else squares may have overflowed
+        return norm if is_sure else self._norm(_SMALL) / _SMALL
 
     @abstractmethod
     def update(self, learning_rate: float, factor: float) -> None:
@@ -220,7 +223,8 @@ class Backend(ABC):
         with self._evaluating():
             outputs = passes.outputs(batch)
             sums = objective.sums(outputs)
-            usual = objective.named(passes.numbers(sums.numbers()))  # before the others: their memory is free again
+            numbers = passes.numbers(objective.numbers(sums))  # before the others: their memory is free again
+            usual = objective.named(np.array(numbers, np.float64))
             others = objective.held_out_sums(outputs)
             metrics = dict(zip(others, passes.numbers([*others.values()]), strict=True))
             rewards = None if sums.rewards is None else passes.on_host(sums.rewards)
@@ -269,8 +273,8 @@ class Backend(ABC):
 
     @abstractmethod
     def copy_in(self, slot: SlotName, arrays: Mapping[str, Array]) -> None:
-        """Replace a slot by what float32 arrays of the model's names and shapes hold. Those of "accumulators" may be
-        kept and written to until the next `clear`."""
+        """Replace a slot by what float32 arrays of the model's names and shapes hold. On a CPU, torch takes those of
+        "accumulators" as its own: `update` writes to them, and the caller leaves them alone until `clear`."""
 
     def export_state(self, copy: Callable[[SlotName], Mapping[str, Array]] | None = None) -> State:
         """Return the state, its weights and slots by `copy`, or else by `copy_out`."""
@@ -298,32 +302,23 @@ class Backend(ABC):
     # ------------------------------------ each library's own, as are `open`, `compute`, `update`, `copy_out`, `copy_in`
 
     @abstractmethod
-    def _forward(self, batch: Batch, scales: Sequence[float]) -> None:
-        """Compute the objective's sums and the loss. MLX also puts the gradient, not yet computed, into scratch."""
-
-    @abstractmethod
-    def _backward(self) -> None:
-        """Compute the gradient, which is then in scratch."""
-
-    @abstractmethod
-    def _accumulate(self) -> None:
-        """Add the scratch to the accumulators, and the sums to `_added`."""
-
-    @abstractmethod
-    def _forget(self) -> None:
-        """Drop the loss, the scratch and the sums in flight."""
+    def _pass(
+        self,
+        batch: Batch,
+        scales: Mapping[str, float],
+        adding: AbstractContextManager[object] | None,
+        phase: MakePhase,
+    ) -> None:
+        """Do what `loss_and_gradient` says. What takes memory is in local names alone, which are gone when a lack of
+        memory is handled."""
 
     @abstractmethod
     def _clear(self) -> None: ...
 
     @abstractmethod
-    def _read(self, with_norm: bool) -> tuple[list[list[float]], float | None]:
-        """Return `_added` as numbers; and the norm of the accumulators, if it is wanted and can be had at the same
-        time."""
-
-    @abstractmethod
     def _norm(self, scale: float) -> float:
-        """Return the Euclidean norm of the accumulators times `scale`, in float32."""
+        """Return the Euclidean norm of the accumulators times `scale`, in float32. Other scales than 1 take memory for
+        one parameter at a time."""
 
     @abstractmethod
     def _row_norms(self) -> Iterator[Array]:
@@ -342,10 +337,6 @@ class Backend(ABC):
     @abstractmethod
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None: ...
 
-    def _finite(self, norm: float | None) -> float:
-        norm = self._norm(1.0) if norm is None else norm
-        return norm if norm < _MAX_SURE_NORM else self._norm(_SMALL) / _SMALL
-
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         self.passes.model.eval()
@@ -362,14 +353,11 @@ class Backend(ABC):
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            if self._is_partly_added or not self.is_out_of_memory(error):
+            if not self.is_out_of_memory(error):
                 raise
-            text = first_line(error)
-        else:
-            return
-        self._forget()  # outside the handler, so that the traceback's frames no longer hold the graph
-        self.device.free_cache()
-        raise DeviceMemoryError(text)
+            traceback.clear_frames(error.__traceback__)  # which hold the graph
+            self.device.free_cache()
+            raise DeviceMemoryError(first_line(error)) from None
 
 
 def _check_state(state: State, slots: Iterable[str], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:

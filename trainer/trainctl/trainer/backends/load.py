@@ -94,8 +94,8 @@ def load(config: RunFile, node: NodeTable, where: str, *, trains: bool = True) -
 def _take_stock(backend: Backend, config: RunFile, where: str) -> None:
     """Note what the process holds beside weights and moments: from here on it is the libraries'. What is free decides
     how many tokens' losses are computed at a time."""
-    held, memory = backend.held, backend.device.memory.read()
-    backend.held = replace(held, libraries=max(0, (memory.used_bytes or 0) - held.weights - held.moments))
+    held, memory = backend.memory_by_part, backend.device.memory.read()
+    backend.memory_by_part = replace(held, libraries=max(0, (memory.used_bytes or 0) - held.weights - held.moments))
     free = free_bytes(memory, of_host=not backend.device.has_own_memory)
     vocabulary = vocabulary_size(Path(config.model.path)) or 1
     backend.passes.chunk_losses(Chunking(config.model.chunked_loss, vocabulary, free), where)

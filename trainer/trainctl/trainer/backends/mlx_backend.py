@@ -9,7 +9,8 @@ its bias corrections from float32 powers, off by 1.3e-5 at beta2 = 0.999, and co
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mlx.utils import tree_unflatten
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
@@ -29,6 +30,7 @@ from trainctl.trainer.backends.backend import (
     Backend,
     BackendName,
     Device,
+    MakePhase,
     SlotName,
     TrainingRecipe,
     is_decayed,
@@ -36,6 +38,7 @@ from trainctl.trainer.backends.backend import (
 from trainctl.trainer.backends.memory import HostMemory, Memory, MemoryByPart
 from trainctl.trainer.backends.mlx_passes import MlxPasses
 from trainctl.trainer.backends.passes import Array
+from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.libraries import versions_in_use
 from trainctl.trainer.common.logs import log
 from trainctl.trainer.data.batch import Batch
@@ -104,6 +107,7 @@ class MlxDevice(Device):
         return None
 
     def free_cache(self) -> None:
+        super().free_cache()
         mx.clear_cache()
 
 
@@ -113,8 +117,6 @@ class MlxBackend(Backend):
     name: BackendName = "mlx"
     out_of_memory_words = ("malloc", "out of memory", "insufficient memory", "unable to allocate", "bad_alloc")
     passes: MlxPasses
-    _scratch: Arrays  # the gradient in flight
-    _sums: list[Any]  # of the micro-batch in flight
     _accumulators: Arrays  # empty: zeros
 
     def __init__(self, model: Any, recipe: TrainingRecipe, *, dtype: Any = mx.float32) -> None:
@@ -126,10 +128,12 @@ class MlxBackend(Backend):
         self._places = _places(model, adapter)
         self.passes = MlxPasses(model, adapter)
         held = dict(flat(model.trainable_parameters()))
-        held_in = dtype if adapter is None and recipe.optimizer is None else mx.float32
-        weights = {name: held[place.name].astype(held_in) for name, place in self._places.items()}
-        in_16_bits = adapter is None and recipe.optimizer is not None and dtype != mx.float32
-        self._weights = MlxWeights(weights, dtype if in_16_bits else None)
+        is_trained = adapter is not None or recipe.optimizer is not None
+        weights = {
+            name: held[place.name].astype(mx.float32 if is_trained else dtype) for name, place in self._places.items()
+        }
+        has_masters = recipe.trains_all_weights and dtype != mx.float32
+        self._weights = MlxWeights(weights, dtype if has_masters else None)
         self.shapes = {name: _turned(p, self._places[name]).shape for name, p in self._weights.computed.items()}
         sizes = {name: p.size for name, p in self._weights.computed.items()}
         self._piece_values = min(_MAX_PIECE_VALUES, max(_MIN_PIECE_VALUES, sum(sizes.values()) // _PIECES))
@@ -141,8 +145,7 @@ class MlxBackend(Backend):
         mx.eval(self._weights.computed, self._weights.masters, self._moments)
         model.train()
         self._publish()
-        self.held = self._memory_by_part()
-        self._forget()
+        self.memory_by_part = self._memory_by_part()
         self.clear()
 
     @classmethod
@@ -170,55 +173,58 @@ class MlxBackend(Backend):
 
     # ------------------------------------------------------------ a step
 
-    def _forward(self, batch: Batch, scales: Sequence[float]) -> None:
-        try:
-            (_, self._sums), self._scratch = self._differentiate(self._weights.computed, batch, scales)
-        finally:
-            self._publish()  # tracing left its own arrays in the model
-        mx.eval(self._sums)
-        self.device.memory.sample()  # while what backward needs is held
+    def _pass(
+        self,
+        batch: Batch,
+        scales: Mapping[str, float],
+        adding: AbstractContextManager[object] | None,
+        phase: MakePhase,
+    ) -> None:
+        with phase("forward"):
+            try:
+                (_, numbers), gradients = self._differentiate(self._weights.computed, batch, scales)
+            finally:
+                self._publish()  # tracing left its own arrays in the model
+            mx.eval(numbers)
+            self.device.memory.sample()  # while what backward needs is held
+        with phase("backward"):
+            mx.eval(gradients)
+            self.device.memory.sample()
+            if adding is not None:
+                with adding:
+                    self._add(gradients)
+                    self._added.append(numbers)
 
-    def _scaled_loss(self, weights: Arrays, batch: Batch, scales: Sequence[float]) -> tuple[Any, list[Any]]:
+    def _scaled_loss(self, weights: Arrays, batch: Batch, scales: Mapping[str, float]) -> tuple[Any, list[Any]]:
         self._model.update(self._tree(weights))
         sums = self.recipe.objective.sums(self.passes.outputs(batch))
-        terms = [loss * scale for loss, scale in zip(sums.losses.values(), scales, strict=True)]
-        return functools.reduce(mx.add, terms), sums.numbers()
+        terms = [sums.losses[name] * scale for name, scale in scales.items()]
+        return functools.reduce(mx.add, terms), self.recipe.objective.numbers(sums)
 
-    def _backward(self) -> None:
-        mx.eval(self._scratch)
-        self.device.memory.sample()
-
-    def _accumulate(self) -> None:
-        """Add the largest group first: if memory suffices for it, it does for the others. Once one has been added, the
-        micro-batch can't be repeated: too little memory for a later one ends the rank."""
-        for names in self._groups:
-            self._add(names)
-            self._is_partly_added = True
-        self._is_partly_added = False
-        self._added.append(self._sums)
-
-    def _add(self, names: list[str]) -> None:
-        sums: Arrays = {}
-        for name in names:
-            total, gradient = self._accumulators.get(name), self._scratch[name]
-            sums[name] = gradient.astype(mx.float32) if total is None else total + gradient
-        mx.eval(sums)
-        self._accumulators |= sums
-        for name in names:
-            del self._scratch[name]  # frees the gradient
-
-    def _forget(self) -> None:
-        self._scratch, self._sums = {}, []
+    def _add(self, gradients: Arrays) -> None:
+        """Add the largest group first, and free its gradients: if memory suffices for it, it does for the others. Once
+        one has been added, the micro-batch can't be repeated: too little memory for a later one ends the rank."""
+        for number, names in enumerate(self._groups):
+            totals: Arrays = {}
+            for name in names:
+                total, gradient = self._accumulators.get(name), gradients[name]
+                totals[name] = gradient.astype(mx.float32) if total is None else total + gradient
+            try:
+                mx.eval(totals)
+            except RuntimeError as error:
+                if number and self.is_out_of_memory(error):
+                    problem = f"out of memory when a part of a gradient had been added: {first_line(error)}"
+                    raise TrainctlError(problem) from None
+                raise
+            self._accumulators |= totals
+            for name in names:
+                del gradients[name]
 
     def _clear(self) -> None:
         self._accumulators = {}
 
-    def _read(self, with_norm: bool) -> tuple[list[list[float]], float | None]:
-        """Read sums, which were evaluated with their micro-batch; the norm is not."""
-        return [[float(number.item()) for number in row] for row in self._added], None
-
     def _norm(self, scale: float) -> float:
-        gradients = self._gradients()
+        gradients = self._accumulated()
         squares: Arrays = {}
         for names in self._groups:
             scaled = {name: gradients[name] if scale == 1 else gradients[name] * scale for name in names}
@@ -234,7 +240,7 @@ class MlxBackend(Backend):
     def update(self, learning_rate: float, factor: float) -> None:
         """Update group by group, and free each gradient on the way."""
         self.updates += 1
-        gradients = self._gradients()
+        gradients = self._accumulated()
         self._accumulators = {}
         for names in self._groups:
             for name in names:
@@ -272,7 +278,7 @@ class MlxBackend(Backend):
         denominator = mx.sqrt(v) / math.sqrt(1 - b2**self.updates) + table.epsilon
         return p - (rate / (1 - b1**self.updates)) * m / denominator, m, v
 
-    def _gradients(self) -> Arrays:
+    def _accumulated(self) -> Arrays:
         if not self._accumulators:
             self._accumulators = self._zeros()
             mx.eval(self._accumulators)
@@ -312,19 +318,22 @@ class MlxBackend(Backend):
         return arrays
 
     def copy_in(self, slot: SlotName, arrays: Mapping[str, Array]) -> None:
-        new = {name: mx.array(_turned(arrays[name], self._places[name])) for name in self.shapes}
-        mx.eval(new)
-        if slot != "weights":
-            self._slot(slot).update(new)
-            return
-        for name, array in new.items():
-            self._weights.store(name, array)
-        mx.eval(self._weights.computed, self._weights.masters)
-        self._publish()
+        """Replace one array after another: none is held twice."""
+        values = {} if slot == "weights" else self._slot(slot)
+        for name, place in self._places.items():
+            array = mx.array(_turned(arrays[name], place))
+            if slot == "weights":
+                self._weights.store(name, array)
+            else:
+                values[name] = array
+            mx.eval(array)
+        if slot == "weights":
+            mx.eval(self._weights.computed, self._weights.masters)
+            self._publish()
 
     def _slot(self, slot: SlotName) -> Arrays:
         if slot == "accumulators":
-            return self._gradients()
+            return self._accumulated()
         return dict(self._weights.masters) if slot == "weights" else self._moments[slot]
 
     def _constants(self) -> dict[str, Array]:

@@ -11,7 +11,11 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from trainctl.protocol.batch.memory_estimate import Chunking
+from trainctl.protocol.config.model_facts import HEADS
 from trainctl.trainer.backends.passes import check_chunking
+
+_layers: Any = nn  # whose stubs lack some of them
+_EMBEDDING = (_layers.Embedding, _layers.QuantizedEmbedding)
 
 
 def cross_entropy(logits: Any, targets: Any, reduction: Literal["none", "sum"], counted: Any = None) -> Any:
@@ -24,13 +28,21 @@ class MlxChunks:
     """The chunked losses of an mlx-lm model, with or without adapters."""
 
     def __init__(self, model: Any, chunking: Chunking, where: str) -> None:
-        """Raise InvalidInputError if chunks are asked for, and the model's head can't be told from its body."""
+        """Raise InvalidInputError if chunks are asked for, and the model's head can't be told from its body. The body
+        gets a class that lets hidden states through, for as long as the model lives."""
         self._chunking = chunking
         self._whole = model
         self._body: Any = getattr(model, "model", None)
-        self.is_possible = self._body is not None  # whether the head can be told from the body
+        parameters: Any = tree_flatten(model.parameters())
+        children = () if self._body is None else self._body.children().items()
+        embeddings = (name for name, child in children if isinstance(child, _EMBEDDING))
+        is_tied = not any(name.endswith(HEADS) for name, _ in parameters)
+        self._tied: str | None = (
+            next(embeddings, None) if is_tied else None
+        )  # the body's embeddings, if they are the head
+        self.is_possible = self._body is not None and bool(self._tied or not is_tied)
         check_chunking(self.is_possible, chunking, where)
-        if self._body is not None:
+        if self.is_possible:
             kind: Any = type(self._body)
             self._body.__class__ = _bypassed(kind)
 
@@ -79,12 +91,12 @@ class MlxChunks:
         return losses(self.hidden(inputs, caches), *(array for _, array in pairs))
 
     def _head_parameters(self) -> Any:
-        """Return what the head trains: all outside the body, or the tied embeddings."""
+        """Return what the head trains: all outside the body, and the embeddings that are tied to it."""
         outside = {key: child for key, child in self._whole.children().items() if child is not self._body}
-        if outside:
-            return {key: child.trainable_parameters() for key, child in outside.items()}
-        embeddings = self._body["embed_tokens"].trainable_parameters()
-        return {"model": {"embed_tokens": embeddings}} if embeddings else {}
+        parameters = {key: child.trainable_parameters() for key, child in outside.items()}
+        if self._tied is not None:
+            parameters["model"] = {self._tied: self._body[self._tied].trainable_parameters()}
+        return parameters
 
 
 @functools.cache

@@ -6,9 +6,8 @@ written to in place.
 """
 
 import functools
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import check_installed
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.adapters import torch_lora
-from trainctl.trainer.backends.backend import ADAMW_SLOTS, Backend, BackendName, SlotName, TrainingRecipe
+from trainctl.trainer.backends.backend import ADAMW_SLOTS, Backend, BackendName, MakePhase, SlotName, TrainingRecipe
 from trainctl.trainer.backends.memory import MemoryByPart
 from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.backends.torch_adamw import AdamW, TorchWeights, accumulate, adamw
@@ -53,11 +52,9 @@ class TorchBackend(Backend):
         "failed to allocate",
         "bad allocation",
         "invalid buffer size",  # of Metal, above its largest buffer
+        "status_alloc_failed",  # of cuBLAS and its like, as they make their own buffers
     )
     passes: TorchPasses
-    _loss: Any  # with its graph, of the micro-batch in flight
-    _scratch: tuple[torch.Tensor, ...]  # its gradient
-    _sums: list[torch.Tensor]
     _accumulators: list[torch.Tensor] | None  # None: zeros
 
     def __init__(
@@ -82,13 +79,12 @@ class TorchBackend(Backend):
         named = sorted((torch_lora.stored_name(name), p) for name, p in model.named_parameters() if p.requires_grad)
         self.shapes = {name: tuple(p.shape) for name, p in named}
         self._parameters = [p for _, p in named]
-        is_whole = recipe.adapter is None and recipe.optimizer is not None  # buffers (rotary frequencies) stay float32
-        self._weights = TorchWeights(self._parameters, dtype if is_whole else None)
+        # buffers (rotary frequencies) stay float32
+        self._weights = TorchWeights(self._parameters, dtype if recipe.trains_all_weights else None)
         self._optimizer = None if recipe.optimizer is None else adamw(self._weights, recipe.optimizer)
         self.slots = () if recipe.optimizer is None else ADAMW_SLOTS
         self._views: dict[SlotName, tuple[list[int], list[Array]]] = {}  # with their addresses
-        self.held = self._memory_by_part()
-        self._forget()
+        self.memory_by_part = self._memory_by_part()
         self.clear()
 
     @classmethod
@@ -103,8 +99,7 @@ class TorchBackend(Backend):
         choose_kernels(device, node, tf32=config.model.tf32)
         warn_of_slow_type(device, config.model.computed)
         torch.manual_seed(config.run.seed)
-        trained = recipe.adapter is None and recipe.optimizer is not None
-        held, stored = torch.float32 if trained else dtype, config.model.init == "pretrained"
+        held, stored = torch.float32 if recipe.trains_all_weights else dtype, config.model.init == "pretrained"
         computed = _DTYPES[config.model.compute_dtype or config.model.computed]
         packing = Nf4(device, computed, config.model.double_quantization) if config.model.base == "nf4" else None
         model = read_model(Path(config.model.path), where, held, with_weights=stored, packing=packing)
@@ -137,63 +132,64 @@ class TorchBackend(Backend):
 
     # ------------------------------------------------------------ a step
 
-    def _forward(self, batch: Batch, scales: Sequence[float]) -> None:
-        batch = batch if self._compiled is None else self._compiled.prepared(batch)
-        sums = self.recipe.objective.sums(self.passes.outputs(batch))
-        terms = [loss * scale for loss, scale in zip(sums.losses.values(), scales, strict=True)]
-        self._loss = functools.reduce(torch.add, terms)
-        self._sums = [number.detach() for number in sums.numbers()]
-        self.device.memory.sample()  # while the graph is held
+    def _pass(
+        self,
+        batch: Batch,
+        scales: Mapping[str, float],
+        adding: AbstractContextManager[object] | None,
+        phase: MakePhase,
+    ) -> None:
+        with phase("forward"):
+            batch = batch if self._compiled is None else self._compiled.prepared(batch)
+            sums = self.recipe.objective.sums(self.passes.outputs(batch))
+            loss = functools.reduce(torch.add, [sums.losses[name] * scale for name, scale in scales.items()])
+            numbers = [number.detach() for number in self.recipe.objective.numbers(sums)]
+            del sums
+            self.device.memory.sample()  # while the graph is held
+        with phase("backward"):
+            gradients = [*torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)]
+            del loss
+            self.device.memory.sample()
+            self.device.stay_close()
+            if adding is not None:
+                with adding:
+                    self._add(gradients)
+                    self._added.append(numbers)
 
-    def _backward(self) -> None:
-        loss, self._loss = self._loss, None
-        self._scratch = torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)
-        self.device.memory.sample()
-        self.device.stay_close()
-
-    def _accumulate(self) -> None:
+    def _add(self, gradients: list[torch.Tensor]) -> None:
         if self._accumulators is None:
-            self._accumulators = self._widened()
+            self._accumulators = self._widened(gradients)
         else:
-            accumulate(self._accumulators, self._scratch)
-        self._added.append(self._sums)
+            accumulate(self._accumulators, gradients)
 
-    def _widened(self) -> list[torch.Tensor]:
-        """Return the scratch in float32; each of its tensors in 16 bits is dropped once it has been copied."""
+    def _widened(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the gradients in float32. Those in 16 bits are taken out of the list, each freed as it is copied."""
         if self._compiled is not None and self._compiled.keeps_graphs:
             whole = torch.contiguous_format
-            return [gradient.to(torch.float32, copy=True, memory_format=whole) for gradient in self._scratch]
-        if {gradient.dtype for gradient in self._scratch} == {torch.float32}:
-            return _owned([*self._scratch])
-        waiting, self._scratch = deque(self._scratch), ()
+            return [gradient.to(torch.float32, copy=True, memory_format=whole) for gradient in gradients]
+        if {gradient.dtype for gradient in gradients} == {torch.float32}:
+            return _owned(gradients)
+        gradients.reverse()
         wide = []
-        while waiting:
-            wide.append(waiting.popleft().float())
+        while gradients:
+            wide.append(gradients.pop().float())
         return _owned(wide)
-
-    def _forget(self) -> None:
-        self._loss, self._scratch, self._sums = None, (), []
 
     def _clear(self) -> None:
         self._accumulators = None
 
-    def _read(self, with_norm: bool) -> tuple[list[list[float]], float | None]:
-        norms = [torch.nn.utils.get_total_norm(self._gradients())] if with_norm else []
-        numbers = self.passes.numbers([number for row in self._added for number in row] + norms)
-        width = len(self._added[0]) if self._added else 1
-        ends = range(0, len(numbers) - len(norms), width)
-        return [numbers[at : at + width] for at in ends], numbers[-1] if norms else None
-
     def _norm(self, scale: float) -> float:
-        gradients = self._gradients()
-        scaled = gradients if scale == 1 else torch._foreach_mul(gradients, scale)
-        return float(torch.nn.utils.get_total_norm(scaled).item())
+        gradients = self._accumulated()
+        if scale == 1:
+            return float(torch.nn.utils.get_total_norm(gradients).item())
+        norms = [torch.linalg.vector_norm(gradient * scale) for gradient in gradients]
+        return float(torch.linalg.vector_norm(torch.stack(norms)).item())
 
     def update(self, learning_rate: float, factor: float) -> None:
-        self._adamw.update(learning_rate, self._gradients(), factor)
+        self._adamw.update(learning_rate, self._accumulated(), factor)
         self.device.wait()
 
-    def _gradients(self) -> list[torch.Tensor]:
+    def _accumulated(self) -> list[torch.Tensor]:
         if self._accumulators is None:
             self._accumulators = [torch.zeros(p.shape, device=p.device) for p in self._parameters]
         return self._accumulators
@@ -243,10 +239,11 @@ class TorchBackend(Backend):
     @torch.no_grad()
     def copy_in(self, slot: SlotName, arrays: Mapping[str, Array]) -> None:
         tensors = self._as_tensors(arrays)
-        if slot == "accumulators":  # on a CPU the arrays' memory
-            self._accumulators = [tensor.to(self._torch_device, non_blocking=self._on_cuda) for tensor in tensors]
-            if self._on_cuda:
-                self.device.wait()  # the arrays may be written to afterwards
+        if slot == "accumulators" and self._torch_device.type == "cpu":
+            self._accumulators = tensors  # the arrays' own memory
+        elif slot == "accumulators":
+            torch._foreach_copy_(self._accumulated(), tensors, non_blocking=self._on_cuda)
+            self.device.wait()  # the arrays may be written to afterwards
         elif slot == "weights":
             self._weights.load(tensors)
         else:
@@ -254,7 +251,7 @@ class TorchBackend(Backend):
 
     def _slot(self, slot: SlotName) -> list[torch.Tensor]:
         if slot == "accumulators":
-            return self._gradients()
+            return self._accumulated()
         return [*self._weights.masters] if slot == "weights" else self._adamw.moments(slot)
 
     def _as_tensors(self, arrays: Mapping[str, Array]) -> list[torch.Tensor]:

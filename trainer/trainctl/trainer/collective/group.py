@@ -106,9 +106,6 @@ class Solo:
     def is_source(self, source: int | None) -> bool:
         return True
 
-    def abort(self) -> None:
-        return
-
     def close(self) -> None:
         return
 

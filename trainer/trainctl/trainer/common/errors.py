@@ -18,8 +18,8 @@ LIBRARY_FAILURES = (OSError, RuntimeError, MemoryError, ValueError, LookupError,
 
 class DeviceMemoryError(Exception):
     """The device has no room for this micro-batch. Its graph and gradient are freed; accumulators and weights are
-    untouched. MLX adds a gradient in groups: where memory runs out after the first one, the library's own error is
-    raised instead, and ends the rank (`MlxBackend._accumulate`)."""
+    untouched. MLX adds a gradient in groups: where memory runs out after the first one, TrainctlError is raised
+    instead, and ends the rank (`MlxBackend._add`)."""
 
 
 class GroupError(TrainctlError):

@@ -77,7 +77,7 @@ class GroupOrders:
         self.membership: Membership | None = None  # until the model is loaded
         self.outcome: Formed | GroupFailed | None = None  # of the newest order to form, once it is known
 
-    def leave(self, order: Fence) -> None:
+    def fence(self, order: Fence) -> None:
         """Kill the reducers, whether they join, sum or wait: a main thread that waits for the sum then gets
         AbandonedError."""
         if self._progress.is_outdated(order.generation):

@@ -212,7 +212,7 @@ class Control:
     def _obey(self, order: ToTrainer) -> None:
         match order:
             case Fence():
-                self.groups.leave(order)  # at once; the answer may have to wait for an update
+                self.groups.fence(order)  # at once; the answer may have to wait for an update
                 self._pending_fence = order
             case Offer():
                 self.groups.offer(order)

@@ -155,6 +155,10 @@ class Dataset:
             return self._targets_of(self._training[indices])
         return self._pack_targets[indices]
 
+    def sequence_lengths(self, indices: Indices) -> Indices:
+        """Return how many targets each sequence of these training samples has: the rows of their batch."""
+        return self._targets_of_entries(self._entries(self._training[indices]))
+
     def held_out_targets(self, indices: Indices) -> Indices:
         """Return how many targets each of these held-out samples has."""
         if self.evaluation is not None:

@@ -6,6 +6,9 @@ Both answers of a pair are rows of one batch: row 2k is the chosen answer of pai
 from collections.abc import Iterable
 from typing import Any, assert_never
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainctl.protocol.config.objectives import ObjectiveMetric, ObjectiveName, ObjectiveTable, objective_name
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.trainer.data.batch import Batch
@@ -46,7 +49,10 @@ class _Preference(Objective):
         self._table = table
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        return {"pairs": float(len(batch))}
+        return self.weights_of(batch.lengths)
+
+    def weights_of(self, lengths: NDArray[np.int64]) -> dict[str, float]:
+        return {"pairs": float(len(chosen(lengths)))}
 
     def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
         return vocabulary_sums(outputs, self.spec.held_out)
@@ -117,8 +123,8 @@ class Orpo(_Preference):
     def __init__(self, table: ObjectiveTable) -> None:
         super().__init__("orpo", table)
 
-    def weights(self, batch: Batch) -> dict[str, float]:
-        return {**super().weights(batch), "tokens": float(chosen(batch.lengths).sum())}
+    def weights_of(self, lengths: NDArray[np.int64]) -> dict[str, float]:
+        return {**super().weights_of(lengths), "tokens": float(chosen(lengths).sum())}
 
     def sums(self, outputs: Outputs) -> Sums:
         every, beta = outputs.every_loss(), self._table.beta

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName
 from trainctl.trainer.data.batch import Batch
 
@@ -80,9 +83,6 @@ class Sums:
     metrics: Mapping[str, Any]
     rewards: Any = None  # [B], of each answer of the pairs; None: the objective has no pairs
 
-    def numbers(self) -> list[Any]:
-        return [*self.losses.values(), *self.metrics.values()]
-
 
 class Objective(ABC):
     """The objective of a run. What it holds follows from the run file."""
@@ -93,7 +93,7 @@ class Objective(ABC):
 
     @abstractmethod
     def sums(self, outputs: Outputs) -> Sums:
-        """Return the sums of one batch, differentiable, in the order of `spec`."""
+        """Return the sums of one batch, differentiable, by the names in `spec`."""
 
     def held_out_sums(self, outputs: Outputs) -> dict[str, Any]:
         """Return the sums that only an evaluation has, by the names in `spec.held_out`. Sums that the model can't
@@ -104,17 +104,29 @@ class Objective(ABC):
         """Return what the batch adds to each weight."""
         return dict.fromkeys(self.spec.weights, batch.weight)
 
-    def named(self, numbers: list[float]) -> Sums:
-        """Return `Sums.numbers` with their names again."""
+    def weights_of(self, lengths: NDArray[np.int64]) -> dict[str, float]:
+        """Return what sequences with so many targets each add to each weight. An objective of several terms needs it
+        for a step's batch before any part of that is assembled."""
+        raise NotImplementedError
+
+    def numbers(self, sums: Sums) -> list[Any]:
+        """Return the losses and metrics of sums in an order that follows from `spec`."""
+        losses = [sums.losses[weight] for weight in self.spec.weights]
+        return losses + [sums.metrics[metric.name] for metric in self.spec.metrics]
+
+    def named(self, numbers: NDArray[np.float64]) -> Sums:
+        """Return the sums of several batches, whose `numbers` follow one another."""
         weights, metrics = self.spec.weights, [metric.name for metric in self.spec.metrics]
-        count = len(weights)
-        return Sums(dict(zip(weights, numbers[:count], strict=True)), dict(zip(metrics, numbers[count:], strict=True)))
+        totals = numbers.reshape(-1, len(weights) + len(metrics)).sum(axis=0).tolist()
+        losses, values = totals[: len(weights)], totals[len(weights) :]
+        return Sums(dict(zip(weights, losses, strict=True)), dict(zip(metrics, values, strict=True)))
 
 
-def term_scales(scale: float, weights: Mapping[str, float]) -> tuple[float, ...]:
+def term_scales(scale: float, weights: Mapping[str, float]) -> dict[str, float]:
     """Return the factor of each term of a loss before backward: `scale`, relative to the first term's weight."""
-    first, *others = weights.values()
-    return (scale, *(scale * first / other if other else 0.0 for other in others))
+    first, *others = weights
+    relative = {name: scale * weights[first] / weights[name] if weights[name] else 0.0 for name in others}
+    return {first: scale, **relative}
 
 
 def reported_loss_sum(losses: Mapping[str, float], weights: Mapping[str, float]) -> float:

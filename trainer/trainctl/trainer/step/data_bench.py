@@ -30,7 +30,7 @@ from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.data.token_cache import drop_pages, sources_of
 from trainctl.trainer.data.tokenizing import open_cache
-from trainctl.trainer.step.micro_batches import MicroBatches
+from trainctl.trainer.step.micro_batches import FittingLimits, MicroBatchQueue
 from trainctl.trainer.step.rank import Settings
 
 COLD_SECONDS, WARM_SECONDS = 3.0, 1.0
@@ -52,7 +52,7 @@ class MicroBatchReader:
 
     def pieces(self) -> Iterator[Indices]:
         """Yield the micro-batches of one epoch, or of its first samples."""
-        cutter, cursor = MicroBatches(self._settings.micro_tokens), 0
+        fitting, cursor = FittingLimits(self._settings.micro_tokens), 0
         while cursor == 0 or cursor + self._batch <= min(self._dataset.samples, _MOST_SAMPLES):
             work = RankWork(0, (Range(cursor, self._share),), self._micro)
             plan = StepPlan(
@@ -68,9 +68,9 @@ class MicroBatchReader:
                 learning_rate=0.0,
                 divisor=1.0,
             )
-            queue = cutter.queue(plan, work, lambda positions: self._dataset.targets(self._samples(positions)))
+            queue = MicroBatchQueue(fitting, plan, work, lambda at: self._dataset.targets(self._samples(at)))
             while queue:
-                yield queue.next
+                yield queue.first
                 queue.done()
             cursor += self._batch
 
@@ -136,7 +136,7 @@ def _warm(reader: MicroBatchReader, pieces: Sequence[Indices]) -> Assembling:
 def _timed_need(config: RunFile, node: str, reader: MicroBatchReader, where: str) -> StepNeed:
     """Time forward and backward of a few micro-batches."""
     backend = load(config, config.nodes.get(node, NodeTable()), where)
-    scales = (1.0,) * len(backend.recipe.objective.spec.weights)
+    scales = dict.fromkeys(backend.recipe.objective.spec.weights, 1.0)
     timed: list[tuple[int, float]] = []
     pieces = reader.pieces()
     for number in range(_PASSES + 1):
@@ -147,7 +147,7 @@ def _timed_need(config: RunFile, node: str, reader: MicroBatchReader, where: str
         batch = reader.make(piece)
         begun = time.perf_counter()
         try:
-            backend.loss_and_gradient(batch, scales, commit=None)
+            backend.loss_and_gradient(batch, scales, adding=None)
         except DeviceMemoryError as error:
             problem = f"out of memory with a micro-batch of {len(batch)}: {error}"
             raise TrainctlError(f"{problem}; lower batch.micro, or give --no-model") from None

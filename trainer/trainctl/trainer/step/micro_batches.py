@@ -2,13 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages import PlanKind, RankWork, StepPlan
+from trainctl.protocol.messages import RankWork, StepPlan
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.permutation import Indices, positions_of
 
@@ -17,81 +17,79 @@ Lengths = Callable[[Indices], Indices]
 
 
 @dataclass(frozen=True)
-class PlanSums:
-    """Sums over a plan's micro-batches, and what memory allowed."""
+class Limits:
+    """The most that a micro-batch may have."""
 
-    micro_batch: int = 0  # in use at the end: never more than there were samples
-    replays: int = 0
-    loss_sum: float = 0.0
-    weight: float = 0.0
-    samples: int = 0
-    tokens: int = 0  # of all ranks
-    own_tokens: int = 0
+    samples: int
+    tokens: int  # with its padding, unless it is a single sample; 0: any number
 
+    def samples_of(self, length: int) -> int:
+        """Return the most samples of a length."""
+        return min(self.samples, max(1, self.tokens // length)) if self.tokens and length else self.samples
 
-@dataclass(frozen=True)
-class _Fit:
-    """The micro-batch that fitted where a version of the plan asked for another."""
-
-    plan_version: int
-    asked: int
-    fits: int
-
-
-class MicroBatches:
-    """Remembers from plan to plan which micro-batch fitted. One has at most `tokens` with its padding, unless it is a
-    single sample; 0: no limit."""
-
-    def __init__(self, tokens: int = 0) -> None:
-        self._tokens = tokens
-        self._fits: dict[bool, _Fit] = {}  # by whether there is a backward: evaluation needs other memory
-
-    def queue(self, plan: StepPlan, work: RankWork, lengths: Lengths | None = None) -> "MicroBatchQueue":
-        """Return the micro-batches of a rank's part of a plan. If `lengths` are given, the longest samples come first:
-        micro-batches of like lengths have little padding, and a lack of memory shows at once."""
-        return MicroBatchQueue(self, plan, work, lengths)
-
-    def allowed(self, plan: StepPlan, work: RankWork) -> int:
-        """Return what fitted when this version of the plan asked for the same before, else what is asked for."""
-        fit = self._fits.get(_has_backward(plan.kind))
-        is_known = fit is not None and (fit.plan_version, fit.asked) == (plan.plan_version, work.micro_batch)
-        return fit.fits if fit is not None and is_known else work.micro_batch
-
-    def remember(self, plan: StepPlan, work: RankWork, fits: int) -> None:
-        """Keep a smaller size until another version of the plan."""
-        self._fits[_has_backward(plan.kind)] = _Fit(plan.plan_version, work.micro_batch, fits)
-
-    def pieces(self, positions: Indices, widths: Indices, size: int) -> Iterator[Indices]:
-        """Yield positions in micro-batches of at most `size` samples; `widths` are their lengths."""
+    def cut(self, positions: Indices, lengths: Indices) -> Iterator[Indices]:
+        """Yield positions in micro-batches; `lengths` are those of their samples."""
         done = 0
         while done < len(positions):
-            width = int(widths[done])
-            most = min(size, max(1, self._tokens // width)) if self._tokens and width else size
+            most = self.samples_of(int(lengths[done]))
             yield positions[done : done + most]
             done += most
 
+    def halved(self, samples: int, length: int) -> "Limits":
+        """Return limits for memory in which so many samples of a length have no room. Where tokens limited them, there
+        may be as many shorter ones as before."""
+        if self.samples_of(length) < self.samples:
+            return replace(self, tokens=samples // 2 * length)
+        return replace(self, samples=samples // 2)
+
+
+class FittingLimits:
+    """Remembers from plan to plan what fitted where a version of the plan asked for more."""
+
+    def __init__(self, tokens: int = 0) -> None:
+        """`tokens`: in a micro-batch with its padding; 0: any number."""
+        self._tokens = tokens
+        self._fitting: dict[bool, tuple[tuple[int, int], Limits]] = {}
+
+    def of(self, plan: StepPlan, work: RankWork) -> Limits:
+        """Return what fitted when this version of the plan asked for the same before, else what is asked for."""
+        asked, limits = self._fitting.get(_has_backward(plan), (None, None))
+        if limits is not None and asked == (plan.plan_version, work.micro_batch):
+            return limits
+        return Limits(work.micro_batch, self._tokens)
+
+    def remember(self, plan: StepPlan, work: RankWork, limits: Limits) -> None:
+        """Keep lower limits until another version of the plan."""
+        self._fitting[_has_backward(plan)] = (plan.plan_version, work.micro_batch), limits
+
 
 class MicroBatchQueue:
-    """A plan's micro-batches that are still to be done. One that memory doesn't suffice for is halved."""
+    """A plan's micro-batches that are still to be done. One that memory doesn't suffice for is halved. The longest
+    samples come first: micro-batches of like lengths have little padding, and a lack of memory shows at once."""
 
-    def __init__(self, micro_batches: MicroBatches, plan: StepPlan, work: RankWork, lengths: Lengths | None) -> None:
-        self._micro_batches, self._plan, self._work = micro_batches, plan, work
-        self._positions, self._widths = _longest_first(positions_of(work.ranges), lengths)
-        self._size = micro_batches.allowed(plan, work)
-        self._done = self._replays = 0
-        self._pieces = deque(micro_batches.pieces(self._positions, self._widths, self._size))
+    def __init__(self, fitting: FittingLimits, plan: StepPlan, work: RankWork, lengths: Lengths) -> None:
+        self._fitting, self._plan, self._work = fitting, plan, work
+        self._positions, self._lengths = _longest_first(positions_of(work.ranges), lengths)
+        self._limits = fitting.of(plan, work)
+        self._done = self.replays = 0
+        self._pieces = deque(self._limits.cut(self._positions, self._lengths))
 
     def __bool__(self) -> bool:
         """Return whether there is a micro-batch to do."""
         return bool(self._pieces)
 
     @property
-    def next(self) -> Indices:
+    def first(self) -> Indices:
         """The positions of the micro-batch to do now."""
         return self._pieces[0]
 
+    @property
+    def micro_batch(self) -> int:
+        """The most samples of a micro-batch: never more than there were."""
+        return min(self._limits.samples, len(self._positions))
+
     def following(self) -> Iterator[Indices]:
-        """Return the micro-batches after that one, as long as memory suffices."""
+        """Return the micro-batches after the first, as long as memory suffices."""
         return islice(self._pieces, 1, None)
 
     def done(self) -> None:
@@ -100,33 +98,26 @@ class MicroBatchQueue:
 
     def halve(self, error: DeviceMemoryError) -> None:
         """Do the micro-batch again in halves. Raises TrainctlError if it has one sample."""
-        if len(self.next) == 1:
+        if len(self.first) == 1:
             raise TrainctlError(f"out of memory with a micro-batch of one sample: {error}") from None
-        self._size = len(self.next) // 2
-        self._replays += 1
-        self._micro_batches.remember(self._plan, self._work, self._size)
-        rest = self._positions[self._done :], self._widths[self._done :]
-        self._pieces = deque(self._micro_batches.pieces(*rest, self._size))
-
-    def sums(
-        self, *, loss_sum: float = 0.0, weight: float = 0.0, samples: int = 0, tokens: int = 0, own_tokens: int = 0
-    ) -> PlanSums:
-        """Return the plan's sums, with the micro-batch in use at the end and how often it was halved."""
-        micro_batch = min(self._size, len(self._positions))
-        return PlanSums(micro_batch, self._replays, loss_sum, weight, samples, tokens, own_tokens)
+        self._limits = self._limits.halved(len(self.first), int(self._lengths[self._done]))
+        self.replays += 1
+        self._fitting.remember(self._plan, self._work, self._limits)
+        self._pieces = deque(self._limits.cut(self._positions[self._done :], self._lengths[self._done :]))
 
     def of_next_step(self, lengths: Lengths) -> Iterator[Indices]:
         """Return the micro-batches of the step after the plan, as long as nothing changes."""
         positions = positions_of(self._work.ranges) + self._plan.global_batch
-        return self._micro_batches.pieces(*_longest_first(positions, lengths), self._size)
+        return self._limits.cut(*_longest_first(positions, lengths))
 
 
-def _longest_first(positions: Indices, lengths: Lengths | None) -> tuple[Indices, Indices]:
-    """Return positions and their lengths; the order of equals stays."""
-    widths = np.zeros(len(positions), np.int64) if lengths is None else lengths(positions)
-    order = np.argsort(-widths, kind="stable")
-    return positions[order], widths[order]
+def _longest_first(positions: Indices, lengths: Lengths) -> tuple[Indices, Indices]:
+    """Return positions and the lengths of their samples; the order of equals stays."""
+    each = lengths(positions)
+    order = np.argsort(-each, kind="stable")
+    return positions[order], each[order]
 
 
-def _has_backward(kind: PlanKind) -> bool:
-    return kind in ("train", "measure")
+def _has_backward(plan: StepPlan) -> bool:
+    """Return whether a plan needs memory for a backward pass: an evaluation's limits say nothing about training."""
+    return plan.kind in ("train", "measure")

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,7 +19,7 @@ from trainctl.trainer.backends.memory import Memory
 from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.collective.group import Reduced, Tail
 from trainctl.trainer.objectives.objective import Objective
-from trainctl.trainer.step.micro_batches import PlanSums
+from trainctl.trainer.step.micro_batches import MicroBatchQueue
 
 Ranges = Callable[[str], AbstractContextManager[object]]
 """Makes a range of a phase in a profile."""
@@ -30,6 +31,15 @@ _SPREAD: Final = sum((step - _MIDDLE) ** 2 for step in range(TREND_STEPS))
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
+@dataclass(frozen=True)
+class Update:
+    """The outcome of a step's update."""
+
+    norm: float  # of the mean gradient, before clipping
+    clip: float = 1.0  # what clipping multiplied it by
+    skipped: str | None = None  # why parameters stay as they are
+
+
 class Observer:
     """Measures a rank's plans, and writes their reports. A new metric of a rank is taken here."""
 
@@ -37,6 +47,7 @@ class Observer:
         """`update_ratio_every`: steps between two measurements of the update ratio, each of which copies the trained
         weights twice, in float32, to main memory; 0: never."""
         self._run, self._rank, self._backend, self._status = run, rank, backend, status
+        self._objective = backend.recipe.objective
         self._update_ratio_every, self._update_ratio = update_ratio_every, dict[str, float]()
         self._memory_trend = MemoryTrend()
         self.flops: StepFlops | None = None  # of the model, if its sizes are known
@@ -59,24 +70,60 @@ class Observer:
         if size := _norm(before):
             self._update_ratio = {"update_ratio": _norm({name: after[name] - before[name] for name in before}) / size}
 
+    def step_report(
+        self,
+        plan: StepPlan,
+        watch: "Stopwatch",
+        queue: MicroBatchQueue,
+        update: Update,
+        *,
+        own: Tail,
+        own_samples: int,
+        total: Tail,
+        reduced: Reduced | None,
+    ) -> Report:
+        """Return the report of a step: of the rank's own part, and of all ranks' in `total`."""
+        return self.report(
+            plan,
+            watch,
+            queue,
+            loss_sum=total.loss_sum,
+            weight=total.weight,
+            own_weight=own.weight,
+            own_samples=own_samples,
+            tokens=total.tokens,
+            own_tokens=own.tokens,
+            grad_norm=update.norm,
+            skipped=update.skipped,
+            values={"clip_scale": update.clip, **_step_values(self._objective, own, total, reduced)},
+        )
+
     def report(
         self,
         plan: StepPlan,
         watch: "Stopwatch",
-        sums: PlanSums | None = None,
-        own_weight: float = 0.0,
-        values: Mapping[str, float] = _NOTHING,
+        queue: MicroBatchQueue | None = None,
         *,
+        loss_sum: float = 0.0,
+        weight: float = 0.0,
+        own_weight: float = 0.0,
+        own_samples: int = 0,
+        tokens: int = 0,
+        own_tokens: int = 0,
         grad_norm: float = 0.0,
         skipped: str | None = None,
+        values: Mapping[str, float] = _NOTHING,
     ) -> Report:
-        """Return a plan's report with everything that was measured of it."""
-        memory, seconds, sums = self._backend.device.memory.read(), watch.seconds(), sums or PlanSums()
-        measured = {**values, **memory.values, **self._backend.held.values(memory)}
+        """Return a plan's report with everything that was measured of it. `queue`: its micro-batches."""
+        memory, seconds = self._backend.device.memory.read(), watch.seconds()
+        measured = {**values, **memory.values, **self._backend.memory_by_part.values(memory)}
         if plan.kind == "train":
             measured |= {**self._memory_trend.add(memory), **self._update_ratio}
             self._update_ratio = {}
-        measured |= self._flop_rates(plan, sums, seconds)
+        if self.flops is not None and tokens and seconds > 0:  # a plan that trains on no token has no rate
+            unit, each = seconds * 1e12, self._objective.spec.sequences
+            measured["tflops"] = self.flops.of(own_tokens, own_samples * each) / unit
+            measured["run_tflops"] = self.flops.of(tokens, plan.global_batch * each) / unit
         if compiled := watch.compile_seconds():
             measured["compile_seconds"] = compiled
         return Report(
@@ -86,32 +133,35 @@ class Observer:
             seq=plan.seq,
             kind=plan.kind,
             step=plan.step,
-            loss_sum=sums.loss_sum,
-            weight=sums.weight,
+            loss_sum=loss_sum,
+            weight=weight,
             own_weight=own_weight,
-            own_samples=sums.samples,
-            tokens=sums.tokens,
-            own_tokens=sums.own_tokens,
+            own_samples=own_samples,
+            tokens=tokens,
+            own_tokens=own_tokens,
             grad_norm=grad_norm,
             skipped=skipped,
-            micro_batch=sums.micro_batch,
-            replays=sums.replays,
+            micro_batch=0 if queue is None else queue.micro_batch,
+            replays=0 if queue is None else queue.replays,
             phases=watch.phases(),
             step_seconds=seconds,
             finished_at=time.time(),
             values=measured,
         )
 
-    def _flop_rates(self, plan: StepPlan, sums: PlanSums, seconds: float) -> Mapping[str, float]:
-        """Return the rank's and the run's rates in 10^12 operations per second; nothing of a plan that trains on no
-        token."""
-        if self.flops is None or not sums.tokens or seconds <= 0:
-            return _NOTHING
-        unit, each = seconds * 1e12, self._backend.recipe.objective.spec.sequences
-        return {
-            "tflops": self.flops.of(sums.own_tokens, sums.samples * each) / unit,
-            "run_tflops": self.flops.of(sums.tokens, plan.global_batch * each) / unit,
-        }
+
+def _step_values(objective: Objective, own: Tail, total: Tail, reduced: Reduced | None) -> dict[str, float]:
+    """Return a step's metrics by name: the mean loss over the rank's own samples in nats per unit of weight, the
+    objective's over all ranks, and bytes and rate of the sum. What has no weight, or wasn't summed, is left out."""
+    values = {"own_loss": own.loss_sum / own.weight} if own.weight > 0 else {}
+    for metric in objective.spec.metrics:
+        if total.weights[metric.weight]:
+            values[metric.name] = total.metrics[metric.name] / total.weights[metric.weight]
+    if reduced is not None:
+        values["sum_bytes"] = float(reduced.bytes)
+        if reduced.seconds > 0:
+            values["sum_bytes_per_second"] = reduced.bytes / reduced.seconds
+    return values
 
 
 class Stopwatch:
@@ -201,17 +251,3 @@ class MemoryTrend:
 def _norm(arrays: Mapping[str, Array]) -> float:
     """Return the global norm, summed in float64."""
     return float(np.sqrt(sum(float(np.sum(np.square(array, dtype=np.float64))) for array in arrays.values())))
-
-
-def step_values(objective: Objective, own: Tail, tail: Tail, reduced: Reduced | None) -> dict[str, float]:
-    """Return a step's metrics by name: the mean loss over the rank's own samples in nats per unit of weight, the
-    objective's over all ranks, and bytes and rate of the sum. What has no weight, or wasn't summed, is left out."""
-    values = {"own_loss": own.loss_sum / own.weight} if own.weight > 0 else {}
-    for row in objective.spec.metrics:
-        if tail.weights[row.weight]:
-            values[row.name] = tail.metrics[row.name] / tail.weights[row.weight]
-    if reduced is not None:
-        values["sum_bytes"] = float(reduced.bytes)
-        if reduced.seconds > 0:
-            values["sum_bytes_per_second"] = reduced.bytes / reduced.seconds
-    return values

@@ -1,9 +1,13 @@
 """The steps that a rank has committed and the part of a batch that it holds, shared by the threads that compute and
 answer.
 
-Every change goes through `exclusive`, which admits only the formed generation. So once `try_fence` has answered,
-nothing is added or committed under the older one, and an optimizer update in progress has finished before it
-answers.
+A fence ends a generation (`try_fence`), and what a rank does for it ends with AbandonedError. It interrupts the wait
+for a sum, joining a group and copies of state between ranks, for it kills the reducers (control/orders.py:fence). By
+`check`, it also ends the wait for data, plans that evaluate, measure or probe before their next micro-batch, and
+answers before their next token. It interrupts no forward or backward pass, no checkpoint, and nothing within
+`exclusive` or `adding`: a gradient that is added, an update with its commit, a part of another rank's state that is
+taken over. The answer waits for these. After it, neither lets anyone in for the older generation, so a pass that was
+under way adds nothing.
 """
 
 import threading
@@ -55,7 +59,7 @@ class LossScale:
 
 
 @dataclass
-class HalfBatch:
+class AccumulatedBatch:
     """The part of a step's global batch whose gradients the accumulators hold."""
 
     step: int
@@ -100,7 +104,7 @@ class Progress:
         self.highest: Generation | None = None
         self.leaving = ""
         self.whole = True  # False between the first and the last part of a state that is being taken over
-        self.batch: HalfBatch | None = None
+        self.batch: AccumulatedBatch | None = None
         self.last_seq = -1
         self.version = 0  # grows with each change of weights and optimizer
         self.committed_in: Generation | None = None  # generation that made the last step here; None: it was loaded
@@ -115,11 +119,17 @@ class Progress:
 
     @contextmanager
     def adding(
-        self, generation: Generation, batch: HalfBatch, positions: Indices, weights: Mapping[str, float], tokens: int
+        self,
+        generation: Generation,
+        batch: AccumulatedBatch,
+        positions: Indices,
+        weights: Mapping[str, float],
+        tokens: int,
     ) -> Iterator[None]:
-        """Within, add a micro-batch's gradient to the accumulators: `exclusive`, and its samples are part of the batch
-        if nothing is raised."""
-        with self.exclusive(generation):
+        """As `exclusive`: within, add a gradient to the accumulators. Its samples are part of the batch if
+        nothing is raised."""
+        with self._lock:
+            self.check(generation)
             yield
             batch.add(positions, weights, tokens)
 
@@ -145,7 +155,7 @@ class Progress:
         self.whole = self.loaded = True
         self.version += 1
 
-    def begin(self, plan: StepPlan, scale: float) -> tuple[HalfBatch, bool]:
+    def begin(self, plan: StepPlan, scale: float) -> tuple[AccumulatedBatch, bool]:
         """Return the batch that a train plan works on, and whether it is new, that is, the accumulators must be zeroed.
         Call it within `exclusive`. A plan may finish a batch of which this rank holds nothing and others hold the rest.
         Raises ProtocolError for one that finishes another batch than is held, or one that no one holds: samples would
@@ -156,7 +166,7 @@ class Progress:
                 return held, False
             if (held and held.positions) or len(plan.work) < 2:
                 raise ProtocolError(f"the plan finishes step {plan.step} of {plan.finishes}; {_described(held)}")
-        self.batch = HalfBatch(plan.step, plan.finishes or plan.generation, plan.divisor, scale)
+        self.batch = AccumulatedBatch(plan.step, plan.finishes or plan.generation, plan.divisor, scale)
         return self.batch, True
 
     def commit(self, plan: StepPlan) -> None:
@@ -209,7 +219,7 @@ class Progress:
         return self.highest is not None and generation < self.highest
 
 
-def _described(held: HalfBatch | None) -> str:
+def _described(held: AccumulatedBatch | None) -> str:
     if held is None or not held.positions:
         return "this rank has no part of that batch"
     return f"this rank's batch is for step {held.step} in {held.origin}, with D {held.divisor:g}"

@@ -20,9 +20,10 @@ from trainctl.trainer.backends.backend import Backend
 from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.collective.group import Group, Solo
 from trainctl.trainer.data.batch import Batch, Prefetch
+from trainctl.trainer.data.dataset import Dataset
 from trainctl.trainer.data.growing_dataset import TrainingData
 from trainctl.trainer.data.permutation import Indices
-from trainctl.trainer.step.micro_batches import MicroBatches
+from trainctl.trainer.step.micro_batches import FittingLimits
 from trainctl.trainer.step.observer import Observer
 from trainctl.trainer.step.progress import LossScale, Progress
 
@@ -87,7 +88,7 @@ class Rank:
         self.objective = backend.recipe.objective
         self.group: Group = Solo()
         self.loss_scale = LossScale.of(settings.dtype)
-        self.micro_batches = MicroBatches(settings.micro_tokens)
+        self.fitting = FittingLimits(settings.micro_tokens)
         self.prefetch = Prefetch(self.batch, settings.prefetch, settings.workers)
         self.observer = Observer(who.run, who.rank, backend, status, settings.update_ratio_every)
 
@@ -112,6 +113,11 @@ class Rank:
     def targets(self, positions: Indices) -> Indices:
         """Return the length of the sample at each position, in tokens to learn."""
         return self.dataset.targets(self._samples(positions))
+
+    def sequence_lengths(self, positions: Indices) -> Indices:
+        """Return the lengths of the answers of the pairs at positions, one after another."""
+        assert isinstance(self.dataset, Dataset), "pairs are whole files"
+        return self.dataset.sequence_lengths(self._samples(positions))
 
     def _samples(self, positions: Indices) -> Indices:
         return self.dataset.samples_at(positions, self.settings.seed)
@@ -149,6 +155,7 @@ def copy_state_of_lowest_rank(rank: Rank, generation: Generation) -> float:
         if part == "weights":
             drift = _drift(backend.copy_out("weights"), arrays)
         with rank.progress.exclusive(generation):
+            rank.progress.version += 1
             backend.copy_in(part, arrays)
     return drift
 

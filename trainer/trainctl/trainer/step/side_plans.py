@@ -5,6 +5,8 @@ began, by time.perf_counter. They raise AbandonedError if a fence ends the plan'
 and TrainctlError if memory can't hold a single sample.
 """
 
+from functools import partial
+
 import msgspec
 
 from trainctl.protocol.config.objectives import ANSWER_TOKENS
@@ -12,8 +14,10 @@ from trainctl.protocol.messages import FREED, EvaluatedPair, EvaluationReport, P
 from trainctl.trainer.common.errors import DeviceMemoryError
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.permutation import Indices
+from trainctl.trainer.objectives.losses import chosen, rejected
 from trainctl.trainer.objectives.objective import Objective, Sums, reported_loss_sum, term_scales
 from trainctl.trainer.step import preflight
+from trainctl.trainer.step.micro_batches import MicroBatchQueue
 from trainctl.trainer.step.observer import Stopwatch
 from trainctl.trainer.step.rank import Rank, copy_state_of_lowest_rank
 
@@ -37,8 +41,9 @@ class HeldOutSums:
                 totals[name] = totals.get(name, 0.0) + value
         self.samples += len(batch)
         if sums.rewards is not None:
-            rows = zip(indices.tolist(), *(sums.rewards[half::2].tolist() for half in (0, 1)), strict=True)
-            self.pairs = followed_pairs([*self.pairs, *(EvaluatedPair(*row) for row in rows)])
+            better, worse = chosen(sums.rewards).tolist(), rejected(sums.rewards).tolist()
+            pairs = map(EvaluatedPair, indices.tolist(), better, worse)
+            self.pairs = followed_pairs([*self.pairs, *pairs])
 
     @property
     def weight(self) -> float:
@@ -54,22 +59,34 @@ class HeldOutSums:
 def evaluate(rank: Rank, plan: StepPlan, started: float) -> EvaluationReport:
     """Return the rank's loss sums over its part of the held-out samples."""
     watch, held_out = rank.observer.begin(started), HeldOutSums(rank.objective)
-    queue = rank.micro_batches.queue(plan, rank.work(plan), rank.dataset.held_out_targets)
+    queue = MicroBatchQueue(rank.fitting, plan, rank.work(plan), rank.dataset.held_out_targets)
     with watch.phase("evaluate"):
         while queue:
             rank.progress.check(plan.generation)
             rank.status.show("evaluate")  # once more for each, as a sign of life
-            indices = queue.next
+            indices = queue.first
             batch = rank.dataset.held_out_batch(indices)
             try:
                 held_out.add(indices, batch, rank.backend.evaluate(batch))
                 queue.done()
             except DeviceMemoryError as error:
                 queue.halve(error)
-    sums = queue.sums(loss_sum=held_out.loss_sum, weight=held_out.weight, samples=held_out.samples)
-    report = msgspec.structs.asdict(rank.observer.report(plan, watch, sums, sums.weight))
+    weight = held_out.weight
+    report = rank.observer.report(
+        plan,
+        watch,
+        queue,
+        loss_sum=held_out.loss_sum,
+        weight=weight,
+        own_weight=weight,
+        own_samples=held_out.samples,
+    )
     return EvaluationReport(
-        **report, losses=held_out.losses, weights=held_out.weights, sums=held_out.metrics, pairs=held_out.pairs
+        **msgspec.structs.asdict(report),
+        losses=held_out.losses,
+        weights=held_out.weights,
+        sums=held_out.metrics,
+        pairs=held_out.pairs,
     )
 
 
@@ -77,23 +94,25 @@ def measure(rank: Rank, plan: StepPlan, started: float) -> Report:
     """Return how fast forward and backward passes go over training samples. Where there is more than one micro-batch,
     the first only warms up. Nothing is added to the accumulators."""
     watch, timed = rank.observer.begin(started), list[tuple[int, float]]()
-    queue = rank.micro_batches.queue(plan, rank.work(plan), lambda at: rank.targets(rank.dataset.at_hand(at)))
+    device = rank.backend.device
+    queue = MicroBatchQueue(rank.fitting, plan, rank.work(plan), lambda at: rank.targets(rank.dataset.at_hand(at)))
     while queue:
         rank.progress.check(plan.generation)
-        positions = queue.next
-        batch, begun = rank.batch(rank.dataset.at_hand(positions)), watch.seconds()
+        positions = queue.first
+        batch = rank.batch(rank.dataset.at_hand(positions))
+        begun = watch.seconds()
         try:
             scales = term_scales(1 / plan.divisor, rank.objective.weights(batch))
-            rank.backend.loss_and_gradient(batch, scales, commit=None, phase=watch.phase)
-            with watch.phase("backward"):
-                rank.backend.device.wait()
+            rank.backend.loss_and_gradient(batch, scales, adding=None, phase=partial(watch.phase, device=device))
+            device.wait()
+            watch.settle()
             timed.append((len(positions), watch.seconds() - begun))
             queue.done()
         except DeviceMemoryError as error:
             queue.halve(error)
     kept = timed[1:] or timed
     rate = sum(count for count, _ in kept) / sum(seconds for _, seconds in kept) if kept else None
-    return msgspec.structs.replace(rank.observer.report(plan, watch, queue.sums()), samples_per_second=rate)
+    return msgspec.structs.replace(rank.observer.report(plan, watch, queue), samples_per_second=rate)
 
 
 def synchronize(rank: Rank, plan: StepPlan, started: float) -> Report:
@@ -106,12 +125,15 @@ def synchronize(rank: Rank, plan: StepPlan, started: float) -> Report:
 
 def probe(rank: Rank, plan: StepPlan, started: float, family: str) -> Probed:
     """Return the log-probabilities of the data's first tokens, by forward passes; `family` is the model's."""
-    watch, batch = Stopwatch(rank.status, started), rank.dataset.probe_batch()
+    watch, batch = rank.observer.begin(started), rank.dataset.probe_batch()
+
+    def check() -> None:
+        rank.progress.check(plan.generation)
+
     with watch.phase("probe"):
-        measured = preflight.probe(
-            rank.backend, batch, tf32=rank.settings.tf32, check=lambda: rank.progress.check(plan.generation)
-        )
-    return preflight.probed(rank.observer.report(plan, watch), rank.backend, batch, family, *measured)
+        log_probabilities, noise = preflight.probe(rank.backend, batch, tf32=rank.settings.tf32, check=check)
+    report = rank.observer.report(plan, watch)
+    return preflight.probed(report, rank.backend, batch, family, log_probabilities, noise)
 
 
 def defragment(rank: Rank, plan: StepPlan, started: float) -> Report:
@@ -125,6 +147,7 @@ def defragment(rank: Rank, plan: StepPlan, started: float) -> Report:
     return msgspec.structs.replace(report, values={**report.values, FREED: float(max(0, before - after))})
 
 
-def acknowledge(rank: Rank, plan: StepPlan, started: float, failure: str | None) -> Report:
-    """Return the report of a plan that others carry out, such as a checkpoint, with why it failed."""
-    return rank.observer.report(plan, rank.observer.begin(started), skipped=failure)
+def acknowledge(rank: Rank, plan: StepPlan, watch: Stopwatch, failure: str | None) -> Report:
+    """Return the report of a plan that others carry out, such as a checkpoint, with why it failed. `watch` began before
+    they did."""
+    return rank.observer.report(plan, watch, skipped=failure)
