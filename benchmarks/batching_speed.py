@@ -104,8 +104,8 @@ class Side:
         self._backend.clear()
         tokens, begun = 0, clock()
         queue = MicroBatchQueue(self._fitting, PLAN, work, self._lengths)
-        while queue:
-            batch = self._dataset.batch(self._samples(queue.first))
+        while queue.pieces:
+            batch = self._dataset.batch(self._samples(queue.pieces[0]))
             self._backend.loss_and_gradient(batch, {"tokens": 1 / PLAN.divisor}, adding=nullcontext())
             tokens += batch.tokens
             queue.done()

@@ -137,7 +137,7 @@ def test_simpo_of_answers_of_unlike_lengths_worked_out_by_hand():
     class Answers(TorchOutputs):
         counted = torch.tensor([[1.0, 1, 0, 0], [1, 1, 1, 1]])
 
-        def token_losses(self):
+        def losses(self, *, every=False, summed=False):
             return torch.tensor([[0.5, 1.5, 0, 0], [1, 3, 2, 2]])
 
     sums = Simpo(ObjectiveTable(kind="simpo", beta=2.0, gamma=1.0)).sums(Answers(None, None))

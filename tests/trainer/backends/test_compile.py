@@ -10,7 +10,6 @@ import importlib.util
 import itertools
 import os
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,11 +38,11 @@ COMPILED = {"model__compile": "default"}
 
 @pytest.fixture(autouse=True, scope="module")
 def libraries():
-    global torch, torch_compile, torch_lora
+    global torch, torch_backend, torch_compile, torch_lora
     import torch
 
     from trainctl.trainer.adapters import torch_lora
-    from trainctl.trainer.backends import torch_compile
+    from trainctl.trainer.backends import torch_backend, torch_compile
 
 
 @pytest.mark.needs("compiler")
@@ -187,7 +186,7 @@ def test_padding_changes_no_number(load_backend):
 
 def _losses(backend, given, reduction):
     outputs = backend.passes.outputs(given)
-    return outputs.loss_sum() if reduction == "sum" else outputs.token_losses()
+    return outputs.losses(summed=reduction == "sum")
 
 
 @pytest.mark.needs("compiler")
@@ -221,15 +220,13 @@ def test_graphs_are_not_recorded_with_adapters():
 
 
 @pytest.mark.parametrize("keeps_graphs", [True, False])
-def test_gradients_that_a_later_pass_overwrites_are_copied(load_backend, keeps_graphs):
-    backend = load_backend()
-    backend._compiled = SimpleNamespace(keeps_graphs=keeps_graphs, prepared=lambda given: given)
-    found = [torch.randn(shape) for shape in backend.shapes.values()]
+def test_gradients_that_a_later_pass_overwrites_are_copied(keeps_graphs):
+    found = [torch.randn(3, 4), torch.randn(5)]
     expected = [gradient.clone() for gradient in found]
-    backend._add(found)
+    totals = torch_backend.widened([*found], are_overwritten=keeps_graphs)
     for gradient in found:
         gradient.zero_()  # as the next replay of a CUDA graph would
-    same = all(torch.equal(total, one) for total, one in zip(backend._accumulators, expected, strict=True))
+    same = all(torch.equal(total, one) for total, one in zip(totals, expected, strict=True))
     assert same == keeps_graphs, "a copy costs memory, so there is none without graphs"
 
 

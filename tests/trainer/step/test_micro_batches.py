@@ -26,12 +26,12 @@ LENGTHS = np.array([400, 400, 100, 100, 100, 100, 100, 100, 100, 100])
 def sizes(fitting, room):
     """Return the micro-batches that were done on a device with room for so many tokens, and the largest to expect."""
     queue, done = MicroBatchQueue(fitting, PLAN, m.RankWork(0, (m.Range(0, 10),), 10), lambda at: LENGTHS[at]), []
-    while queue:
-        tokens = len(queue.first) * int(LENGTHS[queue.first].max())
+    while queue.pieces:
+        tokens = len(queue.pieces[0]) * int(LENGTHS[queue.pieces[0]].max())
         if tokens > room:
             queue.halve(DeviceMemoryError("no room"))
         else:
-            done.append(len(queue.first))
+            done.append(len(queue.pieces[0]))
             queue.done()
     return done, queue.micro_batch
 

@@ -92,30 +92,60 @@ def test_longer_sequences_attend_to_more(tmp_path):
     assert found.of(128, 2) - found.of(128, 4) == pytest.approx(found.per_token_pair * 128 * 32)
 
 
-MOST_CALLS, MOST_FILES = 330, 25
-ROOMS = Path(next(iter(trainctl.trainer.__path__))).parents[2]
+MOST_CALLS, MOST_FILES = 280, 25
+MOST_OF_A_MICRO_BATCH = 16
+"""Functions of loop.py, step/ and backends/ on the way of a micro-batch from the cut to the accumulated gradient: those
+called within loop.py's `_micro_batch`, and that itself. Comprehensions are part of their function."""
+TRAINER = Path(next(iter(trainctl.trainer.__path__)))
+ROOMS = TRAINER.parents[2]
 
 
-def test_a_step_of_two_micro_batches_makes_few_calls(new_rig):
+@pytest.fixture
+def calls(new_rig):
+    """Calls by file and function: of a step of two micro-batches, and of the second micro-batch."""
     rig = new_rig("torch")
     for step in (1, 2):  # what is made once is made
         rig.train(step, 6)
-    calls: Counter[tuple[str, str]] = Counter()
+    whole, second, began, is_within = Counter[tuple[Path, str]](), Counter[tuple[Path, str]](), 0, False
 
-    def count(frame, event, _):
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(ROOMS) and ".venv" not in path.parts and "tests" not in path.parts:
-            calls[path.name, frame.f_code.co_qualname] += 1
+    def note(frame, event, _):
+        nonlocal began, is_within
+        path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
+        if not path.is_relative_to(ROOMS) or {".venv", "tests"} & {*path.parts}:
+            return
+        if name == "_micro_batch":
+            began += event == "call"
+            is_within = event == "call" and began == 2
+        if event == "call":
+            whole[path, name] += 1
+            second[path, name] += is_within
 
-    sys.setprofile(count)
+    sys.setprofile(note)
     try:
         rig.train(3, 6)
     finally:
         sys.setprofile(None)
-    print(sum(calls.values()), calls.most_common(20))
-    assert calls["loop.py", "train"] == 1 and calls["loop.py", "_micro_batch"] == 2
-    assert sum(calls.values()) <= MOST_CALLS
-    assert len({file for file, _ in calls}) <= MOST_FILES
+    assert began == 2
+    return whole, +second
+
+
+def test_a_step_of_two_micro_batches_makes_few_calls(calls):
+    whole, _ = calls
+    print(whole.total(), whole.most_common(20))
+    assert whole[TRAINER / "loop.py", "train"] == 1
+    assert whole.total() <= MOST_CALLS
+    assert len({path for path, _ in whole}) <= MOST_FILES
+
+
+def test_a_micro_batch_passes_few_functions(calls):
+    _, second = calls
+    places = (TRAINER / "loop.py", TRAINER / "step", TRAINER / "backends")
+    passed = [
+        name for path, name in second if any(path.is_relative_to(place) for place in places) and not name.endswith(">")
+    ]
+    print(len(passed), passed)
+    assert {"_micro_batch", "TorchBackend._pass", "accumulate"} <= {*passed}
+    assert len(passed) <= MOST_OF_A_MICRO_BATCH
 
 
 @given(st.lists(st.integers(0, 10**12), min_size=1, max_size=40), st.integers(1, 10**12))

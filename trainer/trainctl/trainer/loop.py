@@ -54,7 +54,7 @@ def train(rank: Rank, plan: StepPlan, started: float) -> Report:
     batch = _begin(rank, plan)
     queue = MicroBatchQueue(rank.fitting, plan, rank.work(plan), rank.targets)
     scales = _step_scales(rank, plan, batch)
-    while queue:
+    while queue.pieces:
         try:
             _micro_batch(rank, plan, batch, queue, scales, watch)
         except DeviceMemoryError as error:
@@ -120,11 +120,12 @@ def _micro_batch(
     watch: Stopwatch,
 ) -> None:
     """Take the next micro-batch forward and backward, and add its gradient."""
-    positions, backend = queue.first, rank.backend
+    positions, *following = queue.pieces
     with watch.phase("data"):
-        data = rank.prefetch.get(positions, queue.following())
+        data = rank.prefetch.get(positions, following)
     adding = rank.progress.adding(plan.generation, batch, positions, rank.objective.weights(data), data.tokens)
-    backend.loss_and_gradient(data, scales, adding=adding, phase=partial(watch.phase, device=backend.device))
+    phase = partial(watch.phase, device=rank.backend.device)
+    rank.backend.loss_and_gradient(data, scales, adding=adding, phase=phase)
     queue.done()
 
 

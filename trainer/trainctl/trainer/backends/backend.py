@@ -119,9 +119,9 @@ class Device:
         one in milliseconds; None where that is done when a call returns."""
         return None
 
-    def stay_close(self) -> None:
-        """Wait until the micro-batch before the last is done: a host far ahead of its device would show no sign of life
-        for long, and couldn't be fenced."""
+    def end_pass(self, *, backward: bool) -> None:
+        """Note a forward or backward pass, while what it took is held."""
+        self.memory.sample()
 
     def pin(self, flat: Array) -> None:
         """Speed up copies to and from this memory, which every step makes, until the array is freed; where the device
@@ -193,8 +193,10 @@ class Backend(ABC):
         of their weights. Within `adding` the gradient is added to the float32 accumulators, and the sums to those
         before: all of it, or nothing if `adding` raises. None: nothing is added. `phase` is entered with "forward" and
         "backward". Raises DeviceMemoryError, then with nothing added."""
-        with self._memory_errors():
+        try:
             self._pass(batch, scales, adding, phase)
+        except (RuntimeError, MemoryError) as error:
+            raise self._explained(error) from None
 
     def clear(self) -> None:
         """Zero the accumulators, and what `sums` reads."""
@@ -235,7 +237,7 @@ class Backend(ABC):
         `reference`: by the base model, with the adapter off. Without an adapter, that is the model itself as long as
         nothing has been trained. Raises DeviceMemoryError."""
         with self._evaluating(), self.passes.without_adapter() if reference else nullcontext():
-            losses: Array = self.passes.on_host(self.passes.outputs(batch).token_losses())
+            losses: Array = self.passes.on_host(self.passes.outputs(batch).losses())
             return -losses
 
     def probe(self, batch: Batch, flips: int) -> ProbePass:
@@ -341,23 +343,20 @@ class Backend(ABC):
     def _evaluating(self) -> Iterator[None]:
         self.passes.model.eval()
         try:
-            with self._memory_errors():
-                yield
+            yield
+        except (RuntimeError, MemoryError) as error:
+            raise self._explained(error) from None
         finally:
             self.passes.model.train()
 
-    @contextmanager
-    def _memory_errors(self) -> Iterator[None]:
-        """Turn a library's out-of-memory errors into DeviceMemoryError. This can't help if the process is killed
-        instead."""
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if not self.is_out_of_memory(error):
-                raise
-            traceback.clear_frames(error.__traceback__)  # which hold the graph
-            self.device.free_cache()
-            raise DeviceMemoryError(first_line(error)) from None
+    def _explained(self, error: RuntimeError | MemoryError) -> Exception:
+        """Return DeviceMemoryError for an error by which a library says that memory ran out, after what the pass held
+        is free again. This can't help if the process is killed instead."""
+        if not self.is_out_of_memory(error):
+            return error
+        traceback.clear_frames(error.__traceback__)  # which hold the graph
+        self.device.free_cache()
+        return DeviceMemoryError(first_line(error))
 
 
 def _check_state(state: State, slots: Iterable[str], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:

@@ -114,6 +114,7 @@ class HostMemory:
         self._cap, self._cap_at = self._most, float("-inf")
         process = psutil.Process()
         self._source = KernelPeak.begin() or SampledMemory(lambda: process.memory_info().rss, None)
+        self.sample = self._source.sample  # takes what is held now into the peak, where the kernel doesn't
         self._read_at = float("-inf")
         self._last = Memory()
         self._was_read = False  # since the peak was begun
@@ -123,10 +124,6 @@ class HostMemory:
         if self._was_read:
             self._was_read = False
             self._source.reset()
-
-    def sample(self) -> None:
-        """Take what is held now into the peak, where the kernel doesn't."""
-        self._source.sample()
 
     def read(self) -> Memory:
         now = time.monotonic()

@@ -36,7 +36,7 @@ from trainctl.trainer.backends.backend import (
     is_decayed,
 )
 from trainctl.trainer.backends.memory import HostMemory, Memory, MemoryByPart
-from trainctl.trainer.backends.mlx_passes import MlxPasses
+from trainctl.trainer.backends.mlx_passes import MlxOutputs, MlxPasses
 from trainctl.trainer.backends.passes import Array
 from trainctl.trainer.common.errors import first_line
 from trainctl.trainer.common.libraries import versions_in_use
@@ -186,10 +186,10 @@ class MlxBackend(Backend):
             finally:
                 self._publish()  # tracing left its own arrays in the model
             mx.eval(numbers)
-            self.device.memory.sample()  # while what backward needs is held
+            self.device.end_pass(backward=False)
         with phase("backward"):
             mx.eval(gradients)
-            self.device.memory.sample()
+            self.device.end_pass(backward=True)
             if adding is not None:
                 with adding:
                     self._add(gradients)
@@ -197,7 +197,7 @@ class MlxBackend(Backend):
 
     def _scaled_loss(self, weights: Arrays, batch: Batch, scales: Mapping[str, float]) -> tuple[Any, list[Any]]:
         self._model.update(self._tree(weights))
-        sums = self.recipe.objective.sums(self.passes.outputs(batch))
+        sums = self.recipe.objective.sums(MlxOutputs(self.passes, batch))
         terms = [sums.losses[name] * scale for name, scale in scales.items()]
         return functools.reduce(mx.add, terms), self.recipe.objective.numbers(sums)
 

@@ -12,7 +12,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.protocol.config.model_facts import HEADS
-from trainctl.trainer.backends.passes import check_chunking
 
 _layers: Any = nn  # whose stubs lack some of them
 _EMBEDDING = (_layers.Embedding, _layers.QuantizedEmbedding)
@@ -27,28 +26,24 @@ def cross_entropy(logits: Any, targets: Any, reduction: Literal["none", "sum"], 
 class MlxChunks:
     """The chunked losses of an mlx-lm model, with or without adapters."""
 
-    def __init__(self, model: Any, chunking: Chunking, where: str) -> None:
-        """Raise InvalidInputError if chunks are asked for, and the model's head can't be told from its body. The body
-        gets a class that lets hidden states through, for as long as the model lives."""
-        self._chunking = chunking
-        self._whole = model
-        self._body: Any = getattr(model, "model", None)
-        parameters: Any = tree_flatten(model.parameters())
-        children = () if self._body is None else self._body.children().items()
-        embeddings = (name for name, child in children if isinstance(child, _EMBEDDING))
-        is_tied = not any(name.endswith(HEADS) for name, _ in parameters)
-        self._tied: str | None = (
-            next(embeddings, None) if is_tied else None
-        )  # the body's embeddings, if they are the head
-        self.is_possible = self._body is not None and bool(self._tied or not is_tied)
-        check_chunking(self.is_possible, chunking, where)
-        if self.is_possible:
-            kind: Any = type(self._body)
-            self._body.__class__ = _bypassed(kind)
+    def __init__(self, whole: Any, body: Any, tied: str | None, chunking: Chunking) -> None:
+        """`tied`: the name of the body's embeddings, if they are the head. The body gets a class that lets hidden
+        states through, for as long as the model lives."""
+        self._whole, self._body, self._tied, self.chunking = whole, body, tied, chunking
+        kind: Any = type(body)
+        body.__class__ = _bypassed(kind)
 
-    def chunk_tokens(self, tokens: int) -> int | None:
-        """Return how many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
-        return self._chunking.chunk_tokens(tokens) if self.is_possible else None
+    @classmethod
+    def of(cls, model: Any, chunking: Chunking) -> "MlxChunks | None":
+        """Return the chunks of a model; None if its head can't be told from its body."""
+        body: Any = getattr(model, "model", None)
+        if body is None:
+            return None
+        parameters: Any = tree_flatten(model.parameters())
+        has_head = any(name.endswith(HEADS) for name, _ in parameters)
+        embeddings = (name for name, child in body.children().items() if isinstance(child, _EMBEDDING))
+        tied = None if has_head else next(embeddings, None)
+        return cls(model, body, tied, chunking) if has_head or tied else None
 
     def hidden(self, inputs: Any, caches: Any = None) -> Any:
         """Return the last hidden states, [B T, H]."""

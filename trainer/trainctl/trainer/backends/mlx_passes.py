@@ -7,7 +7,7 @@ from the weights as the run holds them. Layers get another class for a while, as
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -18,9 +18,10 @@ from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends.mlx_loss import MlxChunks, cross_entropy
-from trainctl.trainer.backends.passes import NO_REFERENCE, SUREST, Array, BatchOutputs, Decoding, Passes, layer_values
+from trainctl.trainer.backends.passes import NO_REFERENCE, SUREST, Array, Decoding, Passes, layer_values
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.model.mlx_model import DocumentMask
+from trainctl.trainer.objectives.objective import Outputs
 
 _layers: Any = nn  # whose stubs lack some of them
 _LINEAR = (_layers.Linear, _layers.QuantizedLinear)
@@ -31,8 +32,8 @@ class MlxPasses(Passes):
     def __init__(self, model: Any, adapter: Lora | None = None) -> None:
         self.model, self.adapter = model, adapter
 
-    def chunk_losses(self, chunking: Chunking, where: str) -> None:
-        self.chunks: MlxChunks | None = MlxChunks(self.model, chunking, where)
+    def _chunks(self, chunking: Chunking) -> MlxChunks | None:
+        return MlxChunks.of(self.model, chunking)
 
     def outputs(self, batch: Batch) -> "MlxOutputs":
         return MlxOutputs(self, batch)
@@ -54,7 +55,7 @@ class MlxPasses(Passes):
         return self.model(mx.array(batch.inputs), cache=self.caches(batch))
 
     def hidden(self, batch: Batch, rows: Any) -> tuple[Any, Callable[[Any], Any]]:
-        if self.chunks is None or not self.chunks.is_possible:
+        if self.chunks is None:
             logits = self.logits(batch).flatten(0, 1)[rows]
             mx.eval(logits)  # while the adapter is as it is
             return logits, lambda values: values
@@ -117,26 +118,27 @@ class MlxPasses(Passes):
         return tokens
 
 
-class MlxOutputs(BatchOutputs):
-    _passes: MlxPasses
+class MlxOutputs(Outputs):
+    passes: MlxPasses
 
-    def _losses(self, counted: Array, reduction: Literal["none", "sum"]) -> Any:
-        passes, batch = self._passes, self._batch
-        targets_BT, counted_BT, chunks = mx.array(batch.targets), mx.array(counted), passes.chunks
-        if self._logits is None and chunks is not None and (size := chunks.chunk_tokens(targets_BT.size)):
+    def losses(self, *, every: bool = False, summed: bool = False) -> Any:
+        passes, batch, logits = self.passes, self.batch, self.computed_logits
+        chunks, targets_BT = passes.chunks, mx.array(batch.targets)
+        counted_BT = mx.array(batch.every_target if every else batch.counted)
+        if logits is None and chunks is not None and (size := chunks.chunking.chunk_tokens(targets_BT.size)):
             inputs_BT, caches = mx.array(batch.inputs), passes.caches(batch)
             losses = chunks.chunked_cross_entropy(inputs_BT, targets_BT, size, caches)
             losses = losses.reshape(targets_BT.shape) * counted_BT
-            return losses.sum() if reduction == "sum" else losses
-        logits_BTV = passes.logits(batch) if self._logits is None else self._logits
-        return cross_entropy(logits_BTV, targets_BT, reduction, counted_BT)
+            return losses.sum() if summed else losses
+        logits_BTV = passes.logits(batch) if logits is None else logits
+        return cross_entropy(logits_BTV, targets_BT, "sum" if summed else "none", counted_BT)
 
     def reference_losses(self) -> Any:
-        if self._batch.reference is not None:
-            return -mx.array(self._batch.reference)
-        assert self._passes.adapter is not None, NO_REFERENCE
-        with self._passes.without_adapter():
-            return mx.stop_gradient(self._passes.outputs(self._batch).token_losses())
+        if self.batch.reference is not None:
+            return -mx.array(self.batch.reference)
+        assert self.passes.adapter is not None, NO_REFERENCE
+        with self.passes.without_adapter():
+            return mx.stop_gradient(MlxOutputs(self.passes, self.batch).losses())
 
     def log_sigmoid(self, x: Any) -> Any:
         return -mx.logaddexp(mx.array(0.0), -x)

@@ -1,10 +1,10 @@
 """Forward passes of a model, and what they give: an objective's outputs, answers to prompts, and the probe's values."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,9 @@ from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.data.batch import Batch, Tokens
-from trainctl.trainer.objectives.objective import Outputs, Vocabulary
+from trainctl.trainer.objectives.objective import Outputs
 
 Array = NDArray[np.float32]
-VOCABULARY_FLOATS: Final = 1 << 24
-"""Most logits of one piece of `Outputs.vocabulary`: 64 MiB."""
 NO_REFERENCE: Final = "the model has no adapter, and the batch has no reference log-probabilities"
 SUREST: Final = -1e-7
 """Log-probability above which the odds of an answer no longer grow: those of one that is certain are infinite."""
@@ -40,12 +38,19 @@ class Passes(ABC):
 
     model: Any  # with `train()` and `eval()`
     adapter: Lora | None
-    chunks: Any = None  # what computes losses of some tokens at a time
+    chunks: Any = None  # what computes losses of some tokens at a time; None where the model doesn't allow it
 
-    @abstractmethod
     def chunk_losses(self, chunking: Chunking, where: str) -> None:
         """Compute the losses of some tokens at a time from here on. Raises InvalidInputError if the model doesn't allow
         it, and it is asked for."""
+        self.chunks = self._chunks(chunking)
+        if chunking.mode == "on" and self.chunks is None:
+            problem = 'this model does not support "on"; use "auto" or "off"'
+            raise InvalidInputError(f"{where}: model.chunked_loss", problem)
+
+    @abstractmethod
+    def _chunks(self, chunking: Chunking) -> Any:
+        """Return what computes losses in chunks; None for a model whose head can't be told from its body."""
 
     @abstractmethod
     def outputs(self, batch: Batch) -> Outputs:
@@ -65,8 +70,8 @@ class Passes(ABC):
 
     @abstractmethod
     def hidden(self, batch: Batch, rows: Any) -> tuple[Any, Callable[[Any], Any]]:
-        """Return the last hidden states of some of the batch's targets and what makes logits of them; of a model whose
-        head can't be told from its body, the logits."""
+        """Return the last hidden states of some of the batch's targets and what makes logits of them; without
+        chunks, the logits."""
 
     @abstractmethod
     def numbers(self, scalars: Sequence[Any]) -> list[float]:
@@ -90,55 +95,6 @@ class Passes(ABC):
         self, prompt: Sequence[int], how: Decoding, ends: Collection[int], on_token: Callable[[], None]
     ) -> list[int]:
         """Return an answer by the library's own random numbers, of a model in evaluation mode."""
-
-
-class BatchOutputs(Outputs):
-    """The outputs for one batch, each computed when it is read."""
-
-    def __init__(self, passes: Passes, batch: Batch) -> None:
-        self._passes, self._batch = passes, batch
-        self._logits: Any = None
-
-    @property
-    def logits(self) -> Any:
-        if self._logits is None:
-            self._logits = self._passes.float32(self._passes.logits(self._batch))
-        return self._logits
-
-    @property
-    def counted(self) -> Any:
-        return self._passes.array(self._batch.counted)
-
-    def token_losses(self) -> Any:
-        return self._losses(self._batch.counted, "none")
-
-    def every_loss(self) -> Any:
-        return self._losses(self._batch.every_target, "none")
-
-    def loss_sum(self) -> Any:
-        return self._losses(self._batch.counted, "sum")
-
-    @abstractmethod
-    def _losses(self, counted: Array, reduction: Literal["none", "sum"]) -> Any:
-        """Return [B, T] losses ("none") or their sum ("sum"), from logits where there are some already."""
-
-    def vocabulary(self, *, with_reference: bool) -> Iterator[Vocabulary]:
-        passes, batch = self._passes, self._batch
-        rows = np.flatnonzero(batch.counted)
-        counted, targets = passes.array(rows), passes.array(batch.targets.ravel()[rows])
-        own, head = passes.hidden(batch, counted)
-        other = None
-        if with_reference and passes.adapter is not None:
-            with passes.without_adapter():
-                other, _ = passes.hidden(batch, counted)
-        size = max(1, VOCABULARY_FLOATS // head(own[:1]).shape[-1])
-        for start in range(0, len(rows), size):
-            part = slice(start, start + size)
-            logits, reference = passes.float32(head(own[part])), None
-            if other is not None:
-                with passes.without_adapter():
-                    reference = passes.float32(head(other[part]))
-            yield Vocabulary(logits, reference, targets[part])
 
 
 @dataclass(frozen=True)
@@ -168,9 +124,3 @@ def layer_values(hidden_BTH: Array) -> Array:
     """Return one value per token [B, T] of hidden states: their sum, each channel with a fixed weight in (-1, 1)."""
     weights = (np.arange(1, hidden_BTH.shape[-1] + 1, dtype=np.uint64) * 0x9E3779B1 & 0xFFFFFFFF) / 2.0**31 - 1
     return (hidden_BTH @ weights).astype(np.float32)
-
-
-def check_chunking(is_possible: bool, chunking: Chunking, where: str) -> None:
-    """Raise InvalidInputError if chunked losses are asked for, and the model doesn't allow them."""
-    if chunking.mode == "on" and not is_possible:
-        raise InvalidInputError(f"{where}: model.chunked_loss", 'this model does not support "on"; use "auto" or "off"')

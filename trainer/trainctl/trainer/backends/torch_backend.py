@@ -31,7 +31,7 @@ from trainctl.trainer.backends.torch_device import (
     open_device,
     warn_of_slow_type,
 )
-from trainctl.trainer.backends.torch_passes import TorchPasses
+from trainctl.trainer.backends.torch_passes import TorchOutputs, TorchPasses
 from trainctl.trainer.common.libraries import versions_in_use
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.model import torch_attention
@@ -141,39 +141,23 @@ class TorchBackend(Backend):
     ) -> None:
         with phase("forward"):
             batch = batch if self._compiled is None else self._compiled.prepared(batch)
-            sums = self.recipe.objective.sums(self.passes.outputs(batch))
+            sums = self.recipe.objective.sums(TorchOutputs(self.passes, batch))
             loss = functools.reduce(torch.add, [sums.losses[name] * scale for name, scale in scales.items()])
             numbers = [number.detach() for number in self.recipe.objective.numbers(sums)]
             del sums
-            self.device.memory.sample()  # while the graph is held
+            self.device.end_pass(backward=False)
         with phase("backward"):
             gradients = [*torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True)]
             del loss
-            self.device.memory.sample()
-            self.device.stay_close()
+            self.device.end_pass(backward=True)
             if adding is not None:
                 with adding:
-                    self._add(gradients)
+                    if self._accumulators is None:
+                        keeps_graphs = self._compiled is not None and self._compiled.keeps_graphs
+                        self._accumulators = widened(gradients, are_overwritten=keeps_graphs)
+                    else:
+                        accumulate(self._accumulators, gradients)
                     self._added.append(numbers)
-
-    def _add(self, gradients: list[torch.Tensor]) -> None:
-        if self._accumulators is None:
-            self._accumulators = self._widened(gradients)
-        else:
-            accumulate(self._accumulators, gradients)
-
-    def _widened(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the gradients in float32. Those in 16 bits are taken out of the list, each freed as it is copied."""
-        if self._compiled is not None and self._compiled.keeps_graphs:
-            whole = torch.contiguous_format
-            return [gradient.to(torch.float32, copy=True, memory_format=whole) for gradient in gradients]
-        if {gradient.dtype for gradient in gradients} == {torch.float32}:
-            return _owned(gradients)
-        gradients.reverse()
-        wide = []
-        while gradients:
-            wide.append(gradients.pop().float())
-        return _owned(wide)
 
     def _clear(self) -> None:
         self._accumulators = None
@@ -315,14 +299,19 @@ class TorchBackend(Backend):
         return isinstance(error, torch.OutOfMemoryError) or super().is_out_of_memory(error)
 
 
-def _owned(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors, those copied that don't have their memory whole and to themselves: what autograd gives may
-    share it, and is going to be written to."""
+def widened(gradients: list[torch.Tensor], *, are_overwritten: bool) -> list[torch.Tensor]:
+    """Return gradients in float32, each contiguous and alone in its memory, for it is going to be written to. Those
+    that have that already are not copied, unless the next pass writes to them. The list is emptied on the way, which
+    frees gradients in 16 bits one by one."""
     used: set[int] = set()
-    owned = []
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        alone = tensor.is_contiguous() and storage.nbytes() == tensor.nbytes and storage.data_ptr() not in used
-        used.add(storage.data_ptr())
-        owned.append(tensor if alone else tensor.clone(memory_format=torch.contiguous_format))
-    return owned
+    wide = []
+    gradients.reverse()
+    while gradients:
+        gradient = gradients.pop()
+        tensor, storage = gradient.float(), gradient.untyped_storage()
+        is_shared = storage.nbytes() != gradient.nbytes or storage.data_ptr() in used
+        if (tensor is gradient and (is_shared or are_overwritten)) or not tensor.is_contiguous():
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+        used.add(tensor.data_ptr())
+        wide.append(tensor)
+    return wide

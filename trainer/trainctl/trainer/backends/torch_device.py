@@ -65,10 +65,13 @@ class CudaDevice(Device):
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def stay_close(self) -> None:
-        self._queued.append(self.mark())
-        if len(self._queued) > 1:
-            self._queued.popleft().synchronize()
+    def end_pass(self, *, backward: bool) -> None:
+        """Wait until the micro-batch before the last is done: a host far ahead of its device would show no sign of life
+        for long, and couldn't be fenced."""
+        if backward:
+            self._queued.append(self.mark())
+            if len(self._queued) > 1:
+                self._queued.popleft().synchronize()
 
     def pin(self, flat: Array) -> None:
         pin(flat)

@@ -13,7 +13,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from trainctl.protocol.batch.memory_estimate import Chunking
-from trainctl.trainer.backends.passes import check_chunking
 
 IGNORED: Final = -100
 """Target of a token that doesn't count."""
@@ -27,29 +26,26 @@ def cross_entropy(logits_NV: torch.Tensor, targets_N: torch.Tensor, reduction: s
 class TorchChunks:
     """The chunked losses of a transformers model, with or without adapters."""
 
-    def __init__(self, model: Any, chunking: Chunking, where: str) -> None:
-        """Raise InvalidInputError if chunks are asked for, and the model's head can't be told from its body."""
-        self._chunking = chunking
-        self._whole = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._body = self._whole.base_model
+    def __init__(self, whole: Any, chunking: Chunking) -> None:
+        self._whole, self._body, self.chunking = whole, whole.base_model, chunking
         self._output: Any = None  # the type of what the body gives, which some heads look at
-        # Whether the head can be computed apart from the body
-        self.is_possible = self._body is not self._whole and not self._whole.config.is_encoder_decoder
-        check_chunking(self.is_possible, chunking, where)
 
-    def chunk_tokens(self, tokens: int) -> int | None:
-        """Return how many tokens a chunk of a micro-batch of `tokens` has; None: don't chunk it."""
-        return self._chunking.chunk_tokens(tokens) if self.is_possible else None
+    @classmethod
+    def of(cls, model: Any, chunking: Chunking) -> "TorchChunks | None":
+        """Return the chunks of a model; None if its head can't be told from its body."""
+        whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+        is_possible = whole.base_model is not whole and not whole.config.is_encoder_decoder
+        return cls(whole, chunking) if is_possible else None
 
-    def hidden(self, inputs: Any, **documents: Any) -> Any:
+    def hidden(self, **arguments: Any) -> Any:
         """Return the last hidden states, [B T, H]."""
-        output = self._body(input_ids=inputs, use_cache=False, **documents)
+        output = self._body(use_cache=False, **arguments)
         self._output = type(output)
         return output.last_hidden_state.flatten(0, 1)
 
-    def chunked_cross_entropy(self, inputs: Any, targets: Any, chunk_tokens: int, **documents: Any) -> Any:
+    def chunked_cross_entropy(self, targets: Any, chunk_tokens: int, **arguments: Any) -> Any:
         """Return the negative log-probability of each target, [B T] in float32, 0 for those that are `IGNORED`."""
-        hidden = self.hidden(inputs, **documents)
+        hidden = self.hidden(**arguments)
 
         def chunk_losses(part: Any, expected: Any) -> Any:
             return cross_entropy(self.logits(part).float(), expected, "none")

@@ -7,7 +7,7 @@ second copy of the model is made.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +18,13 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.protocol.config.quantization import UNPACKED_VALUES
 from trainctl.trainer.adapters.lora import Lora
-from trainctl.trainer.backends.passes import NO_REFERENCE, SUREST, Array, BatchOutputs, Decoding, Passes, layer_values
+from trainctl.trainer.backends.passes import NO_REFERENCE, SUREST, Array, Decoding, Passes, layer_values
 from trainctl.trainer.backends.torch_compile import CompiledLayers, uncompiled
 from trainctl.trainer.backends.torch_loss import IGNORED, TorchChunks, cross_entropy
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.model import torch_attention
 from trainctl.trainer.model.torch_attention import document_bounds
+from trainctl.trainer.objectives.objective import Outputs
 
 _LOW = (torch.bfloat16, torch.float16)
 
@@ -40,8 +41,8 @@ class TorchPasses(Passes):
         self.adapter, self.compiled = adapter, compiled
         self.attention: str = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
 
-    def chunk_losses(self, chunking: Chunking, where: str) -> None:
-        self.chunks: TorchChunks | None = TorchChunks(self.model, chunking, where)
+    def _chunks(self, chunking: Chunking) -> TorchChunks | None:
+        return TorchChunks.of(self.model, chunking)
 
     def outputs(self, batch: Batch) -> "TorchOutputs":
         return TorchOutputs(self, batch)
@@ -57,51 +58,45 @@ class TorchPasses(Passes):
         return logits.float()
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        with self.documents(batch) as documents:
-            logits_BTV: torch.Tensor = self.model(**self._inputs(batch), use_cache=False, **documents).logits
+        with self.arguments(batch) as arguments:
+            logits_BTV: torch.Tensor = self.model(use_cache=False, **arguments).logits
         return logits_BTV
 
     def hidden(self, batch: Batch, rows: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-        if self.chunks is None or not self.chunks.is_possible:
+        if self.chunks is None:
             return self.logits(batch).flatten(0, 1)[rows], lambda logits: logits
-        with self.documents(batch) as documents:
-            return self.chunks.hidden(self.array(batch.inputs), **documents)[rows], self.chunks.logits
-
-    def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Return the model's arguments; for an encoder also the mask of its padding."""
-        inputs_BT = self.array(batch.inputs)
-        if batch.prompts is None:
-            return {"input_ids": inputs_BT}
-        prompts, lengths = batch.prompts.inputs, batch.prompts.lengths
-        mask = self.array((np.arange(prompts.shape[1]) < lengths[:, None]).astype(np.int32))
-        return {"input_ids": self.array(prompts), "attention_mask": mask, "decoder_input_ids": inputs_BT}
+        with self.arguments(batch) as arguments:
+            return self.chunks.hidden(**arguments)[rows], self.chunks.logits
 
     @contextmanager
-    def documents(self, batch: Batch) -> Iterator[dict[str, Any]]:
-        """Yield what tells the model of a pack's documents; the keys of dropout are set on the way."""
+    def arguments(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        """Yield the model's arguments, with what tells it of a pack's documents, and of an encoder's padding; the keys
+        of dropout are set on the way."""
         if self.adapter is not None:
-            self.adapter.token_keys.value = None if batch.keys is None else self._moved(batch.keys)
+            self.adapter.token_keys.value = None if batch.keys is None else self.array(batch.keys, as_index=False)
+        inputs_BT = self.array(batch.inputs)
+        arguments: dict[str, Any] = {"input_ids": inputs_BT}
+        if batch.prompts is not None:
+            prompts, lengths = batch.prompts.inputs, batch.prompts.lengths
+            mask = self.array((np.arange(prompts.shape[1]) < lengths[:, None]).astype(np.int32))
+            arguments = {"input_ids": self.array(prompts), "attention_mask": mask, "decoder_input_ids": inputs_BT}
         if batch.positions is None:
             with torch_attention.documents_per_row("one"):
-                yield {}
+                yield arguments
             return
-        bounds: dict[str, Any] = {}
         if self.attention == torch_attention.VARLEN:
-            bounds = torch_attention.arguments(document_bounds(batch.positions, batch.lengths), self.device)
+            arguments |= torch_attention.arguments(document_bounds(batch.positions, batch.lengths), self.device)
         with torch_attention.documents_per_row("several"):
-            yield {"position_ids": self.array(batch.positions), **bounds}
+            yield {"position_ids": self.array(batch.positions), **arguments}
 
     def without_adapter(self) -> AbstractContextManager[object]:
         return nullcontext() if self.adapter is None else self.model.disable_adapter()
 
-    def array(self, values: NDArray[Any]) -> torch.Tensor:
-        tensor = self._moved(values)
-        return tensor if tensor.is_floating_point() else tensor.long()
-
-    def _moved(self, values: NDArray[Any]) -> torch.Tensor:
+    def array(self, values: NDArray[Any], *, as_index: bool = True) -> torch.Tensor:
         """Return values on the device. A copy to CUDA doesn't wait for what the device still has to do: the driver
         takes over values in ordinary memory before it returns."""
-        return torch.from_numpy(values).to(self.device, non_blocking=self.device.type == "cuda")
+        tensor = torch.from_numpy(values).to(self.device, non_blocking=self.device.type == "cuda")
+        return tensor.long() if as_index and not tensor.is_floating_point() else tensor
 
     @contextmanager
     def probing(self, flips: int) -> Iterator[list[Array]]:
@@ -167,33 +162,32 @@ class TorchPasses(Passes):
         return [int(token) for token in tokens[0, 1 if model.config.is_encoder_decoder else len(prompt) :]]
 
 
-class TorchOutputs(BatchOutputs):
-    _passes: TorchPasses
+class TorchOutputs(Outputs):
+    passes: TorchPasses
 
-    def _losses(self, counted: Array, reduction: Literal["none", "sum"]) -> torch.Tensor:
-        passes, batch, logits = self._passes, self._batch, self._logits
-        targets_BT = passes.array(np.where(counted > 0, batch.targets, IGNORED))
+    def losses(self, *, every: bool = False, summed: bool = False) -> torch.Tensor:
+        passes, batch, logits = self.passes, self.batch, self.computed_logits
+        counted_BT, reduction = batch.every_target if every else batch.counted, "sum" if summed else "none"
+        targets_BT = passes.array(np.where(counted_BT > 0, batch.targets, IGNORED))
         chunks, targets = passes.chunks, targets_BT.flatten()
-        if logits is None and chunks is not None and (size := chunks.chunk_tokens(targets.numel())):
-            with passes.documents(batch) as documents:
-                inputs_BT = passes.array(batch.inputs)
-                losses: torch.Tensor = chunks.chunked_cross_entropy(inputs_BT, targets_BT, size, **documents)
-            return losses.sum() if reduction == "sum" else losses.view(targets_BT.shape)
+        if logits is None and chunks is not None and (size := chunks.chunking.chunk_tokens(targets.numel())):
+            with passes.arguments(batch) as arguments:
+                losses: torch.Tensor = chunks.chunked_cross_entropy(targets_BT, size, **arguments)
+            return losses.sum() if summed else losses.view(targets_BT.shape)
         if logits is None and passes.compiled is not None and passes.compiled.compiles_losses:
             losses = passes.compiled.compiled_cross_entropy(passes.logits(batch).flatten(0, 1), targets, reduction)
         else:  # the logits in the model's data type are freed before the loss is computed
             flat = (passes.logits(batch).float() if logits is None else logits).flatten(0, 1)
             losses = cross_entropy(flat, targets, reduction)
-        return losses if reduction == "sum" else losses.view(targets_BT.shape)
+        return losses if summed else losses.view(targets_BT.shape)
 
     @torch.no_grad()
     def reference_losses(self) -> torch.Tensor:
-        if self._batch.reference is not None:
-            return -self._passes.array(self._batch.reference)
-        assert self._passes.adapter is not None, NO_REFERENCE
-        with uncompiled(self._passes.compiled), self._passes.without_adapter():
-            losses: torch.Tensor = self._passes.outputs(self._batch).token_losses()
-            return losses
+        if self.batch.reference is not None:
+            return -self.passes.array(self.batch.reference)
+        assert self.passes.adapter is not None, NO_REFERENCE
+        with uncompiled(self.passes.compiled), self.passes.without_adapter():
+            return TorchOutputs(self.passes, self.batch).losses()
 
     def log_sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.logsigmoid(x)

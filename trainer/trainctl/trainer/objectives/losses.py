@@ -35,10 +35,10 @@ class NextToken(Objective):
     models. They differ in which targets count: everything, what the samples' masks choose, or a completion whose prompt
     goes through the encoder.
 
-    `Outputs.loss_sum` computes it: in `backends/torch_loss.py` and `backends/mlx_loss.py`."""
+    `Outputs.losses` computes it: in `backends/torch_loss.py` and `backends/mlx_loss.py`."""
 
     def sums(self, outputs: Outputs) -> Sums:
-        return Sums({"tokens": outputs.loss_sum()}, {})
+        return Sums({"tokens": outputs.losses(summed=True)}, {})
 
 
 class _Preference(Objective):
@@ -78,7 +78,7 @@ class Dpo(_Preference):
 
     def sums(self, outputs: Outputs) -> Sums:
         reference = outputs.reference_losses()  # first: what it takes is free again before the graph is held
-        beta, own = self._table.beta, outputs.token_losses()
+        beta, own = self._table.beta, outputs.losses()
         answers = -own.sum(-1)
         ratios = (reference - own).sum(-1)
         per_token = ratios / outputs.counted.sum(-1)
@@ -127,7 +127,7 @@ class Orpo(_Preference):
         return {**super().weights_of(lengths), "tokens": float(chosen(lengths).sum())}
 
     def sums(self, outputs: Outputs) -> Sums:
-        every, beta = outputs.every_loss(), self._table.beta
+        every, beta = outputs.losses(every=True), self._table.beta
         likelihood = chosen(every).sum()
         per_token = -(every * outputs.counted).sum(-1) / outputs.counted.sum(-1)
         odds = outputs.log_odds(per_token)
@@ -159,7 +159,7 @@ class Simpo(_Preference):
         super().__init__("simpo", table)
 
     def sums(self, outputs: Outputs) -> Sums:
-        per_token = -outputs.token_losses().sum(-1) / outputs.counted.sum(-1)
+        per_token = -outputs.losses().sum(-1) / outputs.counted.sum(-1)
         rewards = self._table.beta * per_token
         metrics = {
             **reward_sums(rewards),

@@ -10,7 +10,7 @@ is cut. A loss may have several terms, each divided by a weight of its own.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,43 +18,60 @@ from numpy.typing import NDArray
 from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName
 from trainctl.trainer.data.batch import Batch
 
+_VOCABULARY_FLOATS: Final = 1 << 24
+"""Most logits of one piece of `Outputs.vocabulary`: 64 MiB."""
 
+
+@dataclass
 class Outputs(ABC):
-    """The outputs of a model for one batch. Arrays are the backend's: torch.Tensor or mlx.core.array, float32 unless
-    said. Ask for the logits before the losses, which are then made from them. The sum of the losses alone may be
-    computed without ever holding all logits."""
+    """The outputs of a model for one batch, each computed when it is read. Arrays are the backend's: torch.Tensor or
+    mlx.core.array, float32 unless said. Ask for the logits before the losses, which are then made from them. The sum of
+    the losses alone may be computed without ever holding all logits."""
+
+    passes: Any  # of the model: see backends/passes.py
+    batch: Batch
+    computed_logits: Any = None
 
     @property
-    @abstractmethod
     def logits(self) -> Any:
         """Logits, [B, T, V]."""
+        if self.computed_logits is None:
+            self.computed_logits = self.passes.float32(self.passes.logits(self.batch))
+        return self.computed_logits
 
     @property
-    @abstractmethod
     def counted(self) -> Any:
         """Flags [B, T], 1 where the target's loss counts, 0 elsewhere and in padding."""
+        return self.passes.array(self.batch.counted)
 
     @abstractmethod
-    def token_losses(self) -> Any:
-        """Return the cross-entropy of each target, [B, T] nats; 0 where a target doesn't count."""
-
-    @abstractmethod
-    def every_loss(self) -> Any:
-        """Return [B, T] nats, as `token_losses`, of all targets, counted or not; 0 in padding."""
-
-    @abstractmethod
-    def loss_sum(self) -> Any:
-        """Return the sum of `token_losses`."""
+    def losses(self, *, every: bool = False, summed: bool = False) -> Any:
+        """Return the cross-entropy of each target, [B, T] nats, or their sum; 0 where a target doesn't count, or, of
+        `every` target, in padding alone."""
 
     @abstractmethod
     def reference_losses(self) -> Any:
-        """Return [B, T] nats, as `token_losses`, of the reference model: the one that adapters are trained beside.
-        Without a gradient."""
+        """Return `losses` of the reference model: the one that adapters are trained beside. Without a gradient."""
 
-    @abstractmethod
     def vocabulary(self, *, with_reference: bool) -> "Iterator[Vocabulary]":
         """Yield all counted targets, some at a time, so that their logits are held only in part. Those of the reference
         need another forward pass."""
+        passes, batch = self.passes, self.batch
+        rows = np.flatnonzero(batch.counted)
+        counted, targets = passes.array(rows), passes.array(batch.targets.ravel()[rows])
+        own, head = passes.hidden(batch, counted)
+        other = None
+        if with_reference and passes.adapter is not None:
+            with passes.without_adapter():
+                other, _ = passes.hidden(batch, counted)
+        size = max(1, _VOCABULARY_FLOATS // head(own[:1]).shape[-1])
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            logits, reference = passes.float32(head(own[part])), None
+            if other is not None:
+                with passes.without_adapter():
+                    reference = passes.float32(head(other[part]))
+            yield Vocabulary(logits, reference, targets[part])
 
     @abstractmethod
     def log_sigmoid(self, x: Any) -> Any:

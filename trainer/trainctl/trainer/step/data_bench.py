@@ -69,8 +69,8 @@ class MicroBatchReader:
                 divisor=1.0,
             )
             queue = MicroBatchQueue(fitting, plan, work, lambda at: self._dataset.targets(self._samples(at)))
-            while queue:
-                yield queue.first
+            while queue.pieces:
+                yield queue.pieces[0]
                 queue.done()
             cursor += self._batch
 

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import numpy as np
 
@@ -64,46 +63,34 @@ class FittingLimits:
 
 
 class MicroBatchQueue:
-    """A plan's micro-batches that are still to be done. One that memory doesn't suffice for is halved. The longest
-    samples come first: micro-batches of like lengths have little padding, and a lack of memory shows at once."""
+    """A plan's micro-batches: `pieces` has the positions of those that are still to be done. One that memory doesn't
+    suffice for is halved. The longest samples come first: micro-batches of like lengths have little padding, and a lack
+    of memory shows at once."""
 
     def __init__(self, fitting: FittingLimits, plan: StepPlan, work: RankWork, lengths: Lengths) -> None:
         self._fitting, self._plan, self._work = fitting, plan, work
         self._positions, self._lengths = _longest_first(positions_of(work.ranges), lengths)
         self._limits = fitting.of(plan, work)
         self._done = self.replays = 0
-        self._pieces = deque(self._limits.cut(self._positions, self._lengths))
-
-    def __bool__(self) -> bool:
-        """Return whether there is a micro-batch to do."""
-        return bool(self._pieces)
-
-    @property
-    def first(self) -> Indices:
-        """The positions of the micro-batch to do now."""
-        return self._pieces[0]
+        self.pieces = deque(self._limits.cut(self._positions, self._lengths))
 
     @property
     def micro_batch(self) -> int:
         """The most samples of a micro-batch: never more than there were."""
         return min(self._limits.samples, len(self._positions))
 
-    def following(self) -> Iterator[Indices]:
-        """Return the micro-batches after the first, as long as memory suffices."""
-        return islice(self._pieces, 1, None)
-
     def done(self) -> None:
         """Go on to the next micro-batch."""
-        self._done += len(self._pieces.popleft())
+        self._done += len(self.pieces.popleft())
 
     def halve(self, error: DeviceMemoryError) -> None:
         """Do the micro-batch again in halves. Raises TrainctlError if it has one sample."""
-        if len(self.first) == 1:
+        if len(self.pieces[0]) == 1:
             raise TrainctlError(f"out of memory with a micro-batch of one sample: {error}") from None
-        self._limits = self._limits.halved(len(self.first), int(self._lengths[self._done]))
+        self._limits = self._limits.halved(len(self.pieces[0]), int(self._lengths[self._done]))
         self.replays += 1
         self._fitting.remember(self._plan, self._work, self._limits)
-        self._pieces = deque(self._limits.cut(self._positions[self._done :], self._lengths[self._done :]))
+        self.pieces = deque(self._limits.cut(self._positions[self._done :], self._lengths[self._done :]))
 
     def of_next_step(self, lengths: Lengths) -> Iterator[Indices]:
         """Return the micro-batches of the step after the plan, as long as nothing changes."""

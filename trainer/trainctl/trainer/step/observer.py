@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
 from types import MappingProxyType
@@ -176,10 +176,23 @@ class Stopwatch:
         self.marks: list[tuple[str, Any, Any]] = []  # phases on the device, with where they begin and end in its queue
         self._started, self._compiled_before = started, self.meter.seconds
 
-    def phase(self, name: str, device: Device | None = None) -> "Phase":
+    @contextmanager
+    def phase(self, name: str, device: Device | None = None) -> Iterator[None]:
         """Time what is done within; an abandoned phase counts too. Of a `device` that works on after a call has
         returned, its own time counts, once `settle` is called."""
-        return Phase(self, name, device)
+        self.status.show(name)
+        mark = None if device is None else device.mark()
+        compiled, begun = self.meter.seconds, time.perf_counter()
+        try:
+            with nullcontext() if self.ranges is None else self.ranges(name):
+                yield
+            if device is not None and mark is not None:
+                self.spent[name] -= self.meter.seconds - compiled
+                self.marks.append((name, mark, device.mark()))
+        finally:
+            if mark is None:
+                seconds = time.perf_counter() - begun - (self.meter.seconds - compiled)
+                self.spent[name] = self.spent.get(name, 0.0) + seconds
 
     def settle(self) -> None:
         """Add the time of phases on the device, which has passed their end."""
@@ -199,33 +212,6 @@ class Stopwatch:
     def seconds(self) -> float:
         """Return the seconds since the wait for the plan began, without the compiler's."""
         return time.perf_counter() - self._started - self.compile_seconds()
-
-
-class Phase:
-    """A context manager written out, since a generator's would cost the loop twice as much."""
-
-    __slots__ = ("_begun", "_compiled", "_device", "_mark", "_name", "_range", "_watch")
-
-    def __init__(self, watch: Stopwatch, name: str, device: Device | None) -> None:
-        self._watch, self._name, self._device = watch, name, device
-        self._range = None if watch.ranges is None else watch.ranges(name)
-
-    def __enter__(self) -> None:
-        self._watch.status.show(self._name)
-        self._mark = None if self._device is None else self._device.mark()
-        self._compiled, self._begun = self._watch.meter.seconds, time.perf_counter()
-        if self._range is not None:
-            self._range.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self._range is not None:
-            self._range.__exit__(*error)
-        spent, name, compiled = self._watch.spent, self._name, self._watch.meter.seconds - self._compiled
-        if self._device is None or self._mark is None:
-            spent[name] = spent.get(name, 0.0) + time.perf_counter() - self._begun - compiled
-        elif error[0] is None:
-            spent[name] -= compiled
-            self._watch.marks.append((name, self._mark, self._device.mark()))
 
 
 class MemoryTrend:

@@ -71,13 +71,6 @@ class AccumulatedBatch:
     samples: int = 0
     positions: list[Indices] = field(default_factory=list)
 
-    def add(self, positions: Indices, weights: Mapping[str, float], tokens: int) -> None:
-        self.positions.append(positions)
-        for name, weight in weights.items():
-            self.weights[name] = self.weights.get(name, 0.0) + weight
-        self.tokens += tokens
-        self.samples += len(positions)
-
     def ranges(self) -> tuple[Range, ...]:
         return ranges_of(np.concatenate(self.positions)) if self.positions else ()
 
@@ -131,7 +124,11 @@ class Progress:
         with self._lock:
             self.check(generation)
             yield
-            batch.add(positions, weights, tokens)
+            batch.positions.append(positions)
+            batch.samples += len(positions)
+            batch.tokens += tokens
+            for name, weight in weights.items():
+                batch.weights[name] = batch.weights.get(name, 0.0) + weight
 
     def check(self, generation: Generation) -> None:
         """Raise AbandonedError if there is no point in continuing under `generation`; cheap, and needs no lock."""

@@ -61,10 +61,10 @@ def evaluate(rank: Rank, plan: StepPlan, started: float) -> EvaluationReport:
     watch, held_out = rank.observer.begin(started), HeldOutSums(rank.objective)
     queue = MicroBatchQueue(rank.fitting, plan, rank.work(plan), rank.dataset.held_out_targets)
     with watch.phase("evaluate"):
-        while queue:
+        while queue.pieces:
             rank.progress.check(plan.generation)
             rank.status.show("evaluate")  # once more for each, as a sign of life
-            indices = queue.first
+            indices = queue.pieces[0]
             batch = rank.dataset.held_out_batch(indices)
             try:
                 held_out.add(indices, batch, rank.backend.evaluate(batch))
@@ -96,9 +96,9 @@ def measure(rank: Rank, plan: StepPlan, started: float) -> Report:
     watch, timed = rank.observer.begin(started), list[tuple[int, float]]()
     device = rank.backend.device
     queue = MicroBatchQueue(rank.fitting, plan, rank.work(plan), lambda at: rank.targets(rank.dataset.at_hand(at)))
-    while queue:
+    while queue.pieces:
         rank.progress.check(plan.generation)
-        positions = queue.first
+        positions = queue.pieces[0]
         batch = rank.batch(rank.dataset.at_hand(positions))
         begun = watch.seconds()
         try:
