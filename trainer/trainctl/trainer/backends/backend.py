@@ -159,9 +159,7 @@ class Backend(ABC):
 
     name: BackendName
     recipe: TrainingRecipe
-    slots: tuple[
-        str, ...
-    ]  # of the optimizer, () without one: copied to late ranks and saved in checkpoints, as weights are
+    slots: tuple[str, ...]  # of the optimizer: late ranks get them and checkpoints have them, as weights
     shapes: Mapping[str, tuple[int, ...]]  # of each trainable parameter by Hugging Face name, names ascending
     out_of_memory_words: tuple[str, ...]  # what the library's errors say, in lower case, where memory ran out
     updates: int  # AdamW's t: how often `update` was called in the life of the state

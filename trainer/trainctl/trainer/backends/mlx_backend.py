@@ -127,10 +127,10 @@ class MlxBackend(Backend):
             set_dtype(model, dtype)
         self._places = _places(model, adapter)
         self.passes = MlxPasses(model, adapter)
-        held = dict(flat(model.trainable_parameters()))
+        stored = dict(flat(model.trainable_parameters()))
         is_trained = adapter is not None or recipe.optimizer is not None
         weights = {
-            name: held[place.name].astype(mx.float32 if is_trained else dtype) for name, place in self._places.items()
+            name: stored[place.name].astype(mx.float32 if is_trained else dtype) for name, place in self._places.items()
         }
         has_masters = recipe.trains_all_weights and dtype != mx.float32
         self._weights = MlxWeights(weights, dtype if has_masters else None)
@@ -350,7 +350,7 @@ class MlxBackend(Backend):
         return {"mlx.key": np.array(state[0])}
 
     def _restore_random(self, states: dict[str, NDArray[Any]]) -> None:
-        """MLX's generator state is one key of two 32-bit words, and a seed becomes the key of its high and low word."""
+        """Set the generator's key, two words of 32 bits: MLX makes it of a seed's high and low word."""
         if "mlx.key" in states:
             high, low = (int(word) for word in states["mlx.key"])
             mx.random.seed((high << 32) | low)

@@ -47,7 +47,7 @@ class HeldOutSums:
 
     @property
     def weight(self) -> float:
-        """The first weight, which the loss is reported per."""
+        """The first weight: reports have the loss per unit of it."""
         return self.weights[self._objective.spec.weight_unit]
 
     @property
