@@ -78,6 +78,15 @@ def test_the_host_does_not_wait_within_a_micro_batch(new_rig, kind):
     assert rig.backend.gradient_norm() > 0
 
 
+def test_the_group_s_sum_is_copied_into_the_accumulators_that_there_are(new_rig):
+    backend = new_rig("torch", node=GPU).backend
+    sums = {name: array + 1 for name, array in backend.copy_out("accumulators").items()}
+    before = [tensor.data_ptr() for tensor in backend._accumulated()]
+    backend.copy_in("accumulators", sums)
+    assert [tensor.data_ptr() for tensor in backend._accumulated()] == before
+    assert all(np.array_equal(sums[name], array) for name, array in backend.copy_out("accumulators").items())
+
+
 def test_a_micro_batch_that_does_not_fit_is_run_in_halves(new_rig):
     count = 2048
     found = []

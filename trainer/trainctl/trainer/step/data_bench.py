@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from trainctl.protocol.batch.data_statistics import Assembling, DataRates, StepNeed
 from trainctl.protocol.config import run_file
@@ -22,7 +23,6 @@ from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.names import node_directory
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
-from trainctl.protocol.messages import Generation, Range, RankWork, StepPlan
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.batch import Prefetch
@@ -30,7 +30,7 @@ from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.data.token_cache import drop_pages, sources_of
 from trainctl.trainer.data.tokenizing import open_cache
-from trainctl.trainer.step.micro_batches import FittingLimits, MicroBatchQueue
+from trainctl.trainer.step.micro_batches import Limits, longest_first
 from trainctl.trainer.step.rank import Settings
 
 COLD_SECONDS, WARM_SECONDS = 3.0, 1.0
@@ -52,26 +52,10 @@ class MicroBatchReader:
 
     def pieces(self) -> Iterator[Indices]:
         """Yield the micro-batches of one epoch, or of its first samples."""
-        fitting, cursor = FittingLimits(self._settings.micro_tokens), 0
+        limits, cursor = Limits(self._micro, self._settings.micro_tokens), 0
         while cursor == 0 or cursor + self._batch <= min(self._dataset.samples, _MOST_SAMPLES):
-            work = RankWork(0, (Range(cursor, self._share),), self._micro)
-            plan = StepPlan(
-                run="bench",
-                generation=Generation(1, 1),
-                seq=1,
-                kind="train",
-                step=1,
-                plan_version=1,
-                cursor=cursor,
-                global_batch=self._batch,
-                work=(work,),
-                learning_rate=0.0,
-                divisor=1.0,
-            )
-            queue = MicroBatchQueue(fitting, plan, work, lambda at: self._dataset.targets(self._samples(at)))
-            while queue.pieces:
-                yield queue.pieces[0]
-                queue.done()
+            positions = np.arange(cursor, cursor + self._share, dtype=np.int64)
+            yield from limits.cut(*longest_first(positions, lambda at: self._dataset.targets(self._samples(at))))
             cursor += self._batch
 
     def make(self, positions: Indices) -> Any:

@@ -69,7 +69,7 @@ class MicroBatchQueue:
 
     def __init__(self, fitting: FittingLimits, plan: StepPlan, work: RankWork, lengths: Lengths) -> None:
         self._fitting, self._plan, self._work = fitting, plan, work
-        self._positions, self._lengths = _longest_first(positions_of(work.ranges), lengths)
+        self._positions, self._lengths = longest_first(positions_of(work.ranges), lengths)
         self._limits = fitting.of(plan, work)
         self._done = self.replays = 0
         self.pieces = deque(self._limits.cut(self._positions, self._lengths))
@@ -95,10 +95,10 @@ class MicroBatchQueue:
     def of_next_step(self, lengths: Lengths) -> Iterator[Indices]:
         """Return the micro-batches of the step after the plan, as long as nothing changes."""
         positions = positions_of(self._work.ranges) + self._plan.global_batch
-        return self._limits.cut(*_longest_first(positions, lengths))
+        return self._limits.cut(*longest_first(positions, lengths))
 
 
-def _longest_first(positions: Indices, lengths: Lengths) -> tuple[Indices, Indices]:
+def longest_first(positions: Indices, lengths: Lengths) -> tuple[Indices, Indices]:
     """Return positions and the lengths of their samples; the order of equals stays."""
     each = lengths(positions)
     order = np.argsort(-each, kind="stable")
