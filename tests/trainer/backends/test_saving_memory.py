@@ -247,11 +247,12 @@ def test_a_model_that_cannot_do_it_is_one_line(backend):
     from torch import nn
 
     checkpoint = importlib.import_module(f"trainctl.trainer.model.{backend}_model").checkpoint_layers
-    losses = importlib.import_module(f"trainctl.trainer.backends.{backend}_loss")
-    chunks, model = getattr(losses, f"{backend.title()}Chunks"), SimpleNamespace()
+    library = importlib.import_module(f"trainctl.trainer.backends.{backend}_passes")
+    model = SimpleNamespace()
     model.base_model = model
+    passes = getattr(library, f"{backend.title()}Passes")(model)
 
     with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.gradient_checkpointing: .* use \"none\"$"):
         checkpoint(nn.Linear(2, 2), "all", "run.toml")
     with pytest.raises(InvalidInputError, match=r"^run\.toml: model\.chunked_loss: "):
-        chunks(model, Chunking("on", 1, 1), "run.toml")
+        passes.chunk_losses(Chunking("on", 1, 1), "run.toml")
