@@ -40,7 +40,7 @@ from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole
-from trainctl.node_agent.runs import preflight, unstarted
+from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.services.caffeinate import Caffeinate
 from trainctl.node_agent.services.service_file import GRACE_SECONDS
@@ -296,7 +296,7 @@ class Agent:
 
     async def _take_up_run(self) -> None:
         """Go on with the runs that were active when the last agent of this node ended: one hosted, any of others."""
-        unstarted.remove_left(runs_directory(self.directory), lambda run: self._db.known_run(run) is not None)
+        run_folders.remove_unstarted(runs_directory(self.directory), lambda run: self._db.known_run(run) is not None)
         for known in reversed(self._db.runs()):
             if known.state in messages.ACTIVE_RUN_STATES and known.kind != "hosted":
                 self._guests.take_up(known)

@@ -18,13 +18,14 @@ from tests.node_agent.support.records import plan
 from tests.node_agent.support.simulation import config
 from tests.waiting import until
 
+from trainctl.node_agent.records import run_folders
 from trainctl.node_agent.records.agent_db import FollowedRun
 from trainctl.node_agent.records.keys import HANDED_OVER_KEY
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole
-from trainctl.node_agent.runs import preflight, unstarted
+from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.trainers.rank_ports import Look
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -79,7 +80,7 @@ async def test_a_directory_that_an_agent_was_making_as_it_died_is_removed_by_the
     assert [*runs.iterdir()] == []
     assert [(folder / "run-1" / "record.db").exists() for folder in left] == [True, True]
     for folder in left:
-        unstarted.remove_left(folder, lambda run: False)
+        run_folders.remove_unstarted(folder, lambda run: False)
         assert [*folder.iterdir()] == []
 
 

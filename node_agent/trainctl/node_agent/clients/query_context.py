@@ -13,11 +13,11 @@ from trainctl.node_agent.alerts.service import AlertService
 from trainctl.node_agent.clients.doctor import Doctor
 from trainctl.node_agent.clients.record_copies import RecordCopies
 from trainctl.node_agent.guests.guest_runs import GuestRuns
+from trainctl.node_agent.records import run_folders
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.roles.follower import Follower
 from trainctl.node_agent.roles.lead import Lead
 from trainctl.node_agent.roles.rank_hosting import NO_RANK
-from trainctl.node_agent.runs import unstarted
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.publisher import Publisher
@@ -144,14 +144,14 @@ class QueryContext:
         if known.state in messages.ACTIVE_RUN_STATES or self.live_run(known.directory) is not None:
             raise InvalidInputError("run", f"{run} is active: stop it first with trainctl send stop --run {run}")
         self.lead.role.check_no_work()
-        unstarted.mark(known.directory)
+        run_folders.mark_unstarted(known.directory)
         self._context.db.forget_run(run)
         await asyncio.to_thread(shutil.rmtree, known.directory, ignore_errors=True)
         left_bytes = await asyncio.to_thread(lambda: RunPaths(known.directory).size_bytes)
         if known.directory.exists():
             self._context.db.add_run(run, known.name, known.started_at, known.state, known.kind)  # to be tried again
             raise InvalidInputError("run", f"{left_bytes:,} bytes of {known.directory} can't be removed: remove them")
-        unstarted.unmark(known.directory)
+        run_folders.unmark(known.directory)
         return size_bytes
 
     def known(self, run: str) -> KnownRun:

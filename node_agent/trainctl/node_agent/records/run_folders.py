@@ -1,9 +1,10 @@
-"""Facts about an agent's runs from their folders. A damaged agent.db is made again from them: no run is lost, and no
-command is carried out twice."""
+"""Folders of an agent's runs: marks of those that are being made, and facts about the others. A damaged agent.db is
+made again from these: no run is lost, and no command is carried out twice."""
 
 import contextlib
+import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,11 +15,14 @@ from trainctl.node_agent.records.keys import DURABLE_KEY, GENERATION_KEY
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.files.durable_files import make_folder
 from trainctl.protocol.messages.events import RunStateChanged
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.protocol.record.schema import UNREADABLE
 
+_STARTING = ".starting-"
+"""Prefix of the mark beside a run's folder, made before the folder; it goes once the agent's database knows the run."""
 UNKNOWN_DIGEST = ""
 """Stands for the digest of a command's body where only its id is known."""
 _PAGE = 500
@@ -32,11 +36,38 @@ _OPEN = "INSERT OR IGNORE INTO commands (id, digest, verb, args, by, run, node, 
 _OPEN += " VALUES (?, ?, ?, '{}', ?, ?, ?, ?, 0, 'accepted')"
 
 
+def mark_unstarted(directory: Path) -> None:
+    """Call it before the run's directory is made: the next agent removes what one that died has left of it. A disk that
+    refuses it will refuse the directory too."""
+    with contextlib.suppress(OSError):
+        make_folder(directory.parent)
+        _mark_of(directory).touch()
+
+
+def unmark(directory: Path) -> None:
+    """The run is known, or nothing is left of it."""
+    with contextlib.suppress(OSError):
+        _mark_of(directory).unlink()
+
+
+def remove_unstarted(runs: Path, is_known: Callable[[str], bool]) -> None:
+    """Remove marked runs in the folder `runs` that aren't known, and all marks. No run may be opened meanwhile."""
+    for mark in [*runs.glob(f"{_STARTING}*")]:
+        directory = runs / mark.name.removeprefix(_STARTING)
+        if not is_known(directory.name):
+            shutil.rmtree(directory, ignore_errors=True)
+        unmark(directory)
+
+
+def _mark_of(directory: Path) -> Path:
+    return directory.with_name(f"{_STARTING}{directory.name}")
+
+
 def add_runs(node: str, runs: Path, connection: sqlite3.Connection) -> None:
     """Add to agent.db what it lacks of the runs in the folder `runs` of this node: themselves, who leads them, their
     commands, and the highest generation."""
     for directory in sorted(path for path in runs.glob("*") if path.is_dir()):
-        if runs.joinpath(f".starting-{directory.name}").exists():
+        if _mark_of(directory).exists():
             continue  # it never began
         with contextlib.suppress(*UNREADABLE):
             _add_run(node, RunPaths(directory), connection)

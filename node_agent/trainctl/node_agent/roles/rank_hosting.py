@@ -6,12 +6,13 @@ import shutil
 import time
 from pathlib import Path
 
+from trainctl.node_agent.records import run_folders
 from trainctl.node_agent.records.agent_db import FollowedRun, KnownRun
 from trainctl.node_agent.records.keys import HANDED_OVER_KEY
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.roles.followed_run import FollowedRank
 from trainctl.node_agent.roles.role import AgentRole
-from trainctl.node_agent.runs import checkpoint_source, preflight, restore, unstarted
+from trainctl.node_agent.runs import checkpoint_source, preflight, restore
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.protocol import messages
 from trainctl.protocol.config import run_file
@@ -78,14 +79,14 @@ class RankHosting:
             _check_is_of_run(paths, config)
         is_made = row is None and not paths.directory.exists()
         if is_made:
-            unstarted.mark(paths.directory)
+            run_folders.mark_unstarted(paths.directory)
         before = self._db.followed(known.run)
         try:
             followed = self._start(known, config, paths, checkpoint, is_new=row is None)
         except (OSError, InvalidInputError, RefusedError) as error:
             self._put_back(known.run, before, paths, is_new=row is None, is_made=is_made)
             raise RefusedError(str(error)) from None
-        unstarted.unmark(paths.directory)
+        run_folders.unmark(paths.directory)
         self._db.set_run_state(known.run, "starting")
         self._take_up(followed)
 
@@ -115,7 +116,7 @@ class RankHosting:
             self._db.unfollow(run)
         if is_made:
             shutil.rmtree(paths.directory, ignore_errors=True)
-            unstarted.unmark(paths.directory)
+            run_folders.unmark(paths.directory)
 
     def adopt(self, row: KnownRun, known: FollowedRun) -> None:
         """Follow again what the last agent of this node followed. Raises InvalidInputError if its files are no use."""
@@ -154,10 +155,10 @@ class RankHosting:
         self._role.let_go()
 
     def _forget(self, run: str, paths: RunPaths) -> None:
-        unstarted.mark(paths.directory)
+        run_folders.mark_unstarted(paths.directory)
         self._db.forget_run(run)
         shutil.rmtree(paths.directory, ignore_errors=True)
-        unstarted.unmark(paths.directory)
+        run_folders.unmark(paths.directory)
 
     def close(self) -> None:
         """Let the record go; the trainer stays as it is, for the next agent of this node."""

@@ -10,9 +10,10 @@ from functools import partial
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.planning import lr_schedule
 from trainctl.node_agent.planning.durable import next_term
+from trainctl.node_agent.records import run_folders
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import Copies
-from trainctl.node_agent.runs import branching, checkpoint_source, preflight, restore, unstarted
+from trainctl.node_agent.runs import branching, checkpoint_source, preflight, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import LedRun, RunListener, Session
@@ -128,7 +129,7 @@ class Launch:
             shutil.rmtree(opening.paths.directory, ignore_errors=True)
             raise
         finally:
-            unstarted.unmark(opening.paths.directory)
+            run_folders.unmark(opening.paths.directory)
         simulated = (SIMULATED_NOTICE,) if self._context.supervisor.is_simulated else ()
         return opening._replace(notices=(*simulated, *opening.notices), remarks=resolved)
 

@@ -28,9 +28,10 @@ from trainctl.node_agent.planning.durable import (
     Settings,
     Skipped,
 )
+from trainctl.node_agent.records import run_folders
 from trainctl.node_agent.records.keys import DURABLE_KEY, decoded, settings_key
 from trainctl.node_agent.records.run_db import LastState, RunDb, add_rank_records
-from trainctl.node_agent.runs import checkpoint_source, preflight, unstarted
+from trainctl.node_agent.runs import checkpoint_source, preflight
 from trainctl.node_agent.runs.branching import Fork
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.figures import close_times
@@ -88,7 +89,7 @@ def new_run(
     placement: preflight.Placement = preflight.Placement(),  # noqa: B008
     fork: Fork | None = None,
 ) -> Opening:
-    """Make a run directory, marked as `unstarted` has it, and the conductor of its first generation. Raises
+    """Make a run directory, marked as unstarted, and the conductor of its first generation. Raises
     InvalidInputError or RefusedError; leaves nothing then. `fork`: the checkpoint of another run that it starts from.
 
     Its ranks are numbered in the order of the run file's nodes; its first generation is of `term`, the highest that is
@@ -101,14 +102,14 @@ def new_run(
     durable = first_durable(config, term) if fork is None else fork.start(config, first_durable(config, term))
     carried = {starter: Carried("start-run", by, durable.first_step + 1, durable.settings.plan_version)}
     durable = msgspec.structs.replace(durable, carried=carried)
-    unstarted.mark(paths.directory)
+    run_folders.mark_unstarted(paths.directory)
     try:
         recorder = make_directory(paths, config)
         opening = Opening(Conductor(run, config, durable, _progress(None, durable)), paths, recorder, None)
         if fork is not None:
             opening = _forked(opening, fork, node, by)
     except RefusedError:
-        unstarted.unmark(paths.directory)
+        run_folders.unmark(paths.directory)
         raise
     _keep(recorder, durable)
     return opening
