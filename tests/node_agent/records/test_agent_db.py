@@ -11,7 +11,7 @@ from tests.node_agent.support.processes import kill_after, locked, python
 from tests.waiting import until
 
 from trainctl.node_agent.records.agent_db import AgentDb, digest_of
-from trainctl.node_agent.records.late_events import MOST, LateEvents
+from trainctl.node_agent.runs.late_events import MOST_EVENTS, LateEvents
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.messages.events import RunBranched
@@ -217,10 +217,10 @@ def test_each_lead_is_sent_its_own_until_it_has_taken_them(tmp_path: Path) -> No
 def test_an_answer_has_the_oldest_of_many(tmp_path: Path) -> None:
     with AgentDb(tmp_path / "agent.db") as db:
         waiting = LateEvents(db)
-        for number in range(MOST + 2):
+        for number in range(MOST_EVENTS + 2):
             waiting.add("studio", branched(f"run-{number}"))
-        assert [event.data.branch for event in waiting.for_lead("studio")] == [f"run-{n}" for n in range(MOST)]
+        assert [event.data.branch for event in waiting.for_lead("studio")] == [f"run-{n}" for n in range(MOST_EVENTS)]
         waiting.remove("studio", ["run-0", "run-1"])
-        assert waiting.for_lead("studio")[-1] == branched(f"run-{MOST + 1}")
+        assert waiting.for_lead("studio")[-1] == branched(f"run-{MOST_EVENTS + 1}")
         db.late_events = '[{"lead": "studio", "event": {"run": 1}}]'  # of a later version
         assert LateEvents(db).for_lead("studio") == ()

@@ -14,7 +14,7 @@ from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import AgentDb, FollowedRun, JournaledCommand, digest_of
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs.command_journal import CommandJournal, Handlers
-from trainctl.node_agent.runs.late_notes import LateNotes
+from trainctl.node_agent.runs.late_events import LateNotes
 from trainctl.node_agent.runs.session import Session
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError, RefusedError

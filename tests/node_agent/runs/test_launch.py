@@ -8,7 +8,8 @@ import pytest
 from tests.node_agent.support.simulation import config
 
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings
-from trainctl.node_agent.runs import launch, restore, unstarted
+from trainctl.node_agent.records import run_folders
+from trainctl.node_agent.runs import launch, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.protocol import messages as m
@@ -150,11 +151,11 @@ def opened(node_dir: Path) -> Path:
 
 def test_only_what_was_being_made_goes(tmp_path: Path) -> None:
     runs = runs_directory(tmp_path)
-    unstarted.remove_left(runs, lambda _: False)  # a node's first start
+    run_folders.remove_unstarted(runs, lambda _: False)  # a node's first start
     copied, known, _ = (opened(tmp_path) for _ in range(3))
-    unstarted.unmark(copied)
-    unstarted.mark(runs / "not-made-yet")
-    unstarted.remove_left(runs, {known.name}.__contains__)
+    run_folders.unmark(copied)
+    run_folders.mark_unstarted(runs / "not-made-yet")
+    run_folders.remove_unstarted(runs, {known.name}.__contains__)
     assert {*runs.iterdir()} == {copied, known}
     assert (known / "record.db").exists()
 

@@ -19,7 +19,7 @@ from trainctl.node_agent.roles.transfer import Adoption, Transfer
 from trainctl.node_agent.runs import restore
 from trainctl.node_agent.runs.command_journal import Answer, CommandJournal, Handlers
 from trainctl.node_agent.runs.context import AgentContext
-from trainctl.node_agent.runs.late_notes import LateNotes
+from trainctl.node_agent.runs.late_events import LateNotes
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.recovery import Recovery
 from trainctl.node_agent.runs.session import RunListener, Session

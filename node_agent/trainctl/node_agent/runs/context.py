@@ -8,7 +8,7 @@ from typing import Any
 
 from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.records.agent_db import AgentDb
-from trainctl.node_agent.records.late_events import LateEvents
+from trainctl.node_agent.runs.late_events import LateEvents
 from trainctl.node_agent.runs.preflight import Placement
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.rank_ports import LocalRank

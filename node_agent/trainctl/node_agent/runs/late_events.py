@@ -1,8 +1,11 @@
-"""Notes on a run that is not led here: on one that has ended, or on a live one of another program."""
+"""Events of runs that aren't led here: those for the node that leads or led the run, until it has taken them, and notes
+on a run that has ended here, or on a live one of another program."""
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+
+import msgspec
 
 from trainctl.node_agent.conductor.events import CommandEnded, Happened
 from trainctl.node_agent.guests.guest_runs import GuestRuns
@@ -14,6 +17,44 @@ from trainctl.protocol.messages import Event, LateEvent, verbs
 from trainctl.protocol.messages.events import NoteWritten, RunBranched
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
+
+MOST_EVENTS = 16
+"""Events in one answer to a ping. The next ones are sent once these are taken."""
+
+
+class _Waiting(msgspec.Struct):
+    lead: str
+    event: LateEvent
+
+
+class LateEvents:
+    """Those that wait. They outlive the agent, as their lead's machine may be switched off."""
+
+    def __init__(self, db: AgentDb) -> None:
+        self._db, self._waiting = db, list[_Waiting]()
+        with contextlib.suppress(msgspec.MsgspecError):
+            self._waiting = msgspec.json.decode(db.late_events or "[]", type=list[_Waiting])
+
+    def add(self, lead: str, event: LateEvent) -> None:
+        """To be sent to the node that led the run."""
+        self._keep([*self._waiting, _Waiting(lead, event)])
+
+    def for_lead(self, lead: str) -> tuple[LateEvent, ...]:
+        """Return what an answer to a ping of this node says, oldest first."""
+        return tuple(waiting.event for waiting in self._waiting if waiting.lead == lead)[:MOST_EVENTS]
+
+    def remove(self, lead: str, branches: Collection[str]) -> None:
+        """This node has taken the events of these branches."""
+        left = [
+            waiting for waiting in self._waiting if waiting.lead != lead or waiting.event.data.branch not in branches
+        ]
+        if len(left) < len(self._waiting):
+            self._keep(left)
+
+    def _keep(self, waiting: list[_Waiting]) -> None:
+        self._waiting = waiting
+        self._db.late_events = msgspec.json.encode(waiting).decode()
+
 
 NEWEST_EVENTS = 500
 """Events of a run's record among which one that is repeated may be."""
