@@ -19,7 +19,7 @@ from trainctl.node_agent.planning.compatibility import RankSetup, Resumed
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings, Skipped
 from trainctl.node_agent.planning.lr_schedule import LrRule
 from trainctl.node_agent.records.keys import settings_key
-from trainctl.node_agent.runs import branching, checkpoint_source, restore
+from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
@@ -67,7 +67,7 @@ def cursor_after(paths: RunPaths, at: int) -> int:
 
 def branched(parent: RunPaths, wanted: RunFile | None = None) -> restore.Opening:
     """A run that branched off at step 3, its record closed."""
-    fork, folder = branching.find(parent, 3, "c"), parent.directory.parent / "agent"
+    fork, folder = checkpoint_source.find_fork(parent, 3, "c"), parent.directory.parent / "agent"
     opening = restore.new_run(wanted or made_config(), "c", folder, "id-1", "anna", fork=fork)
     opening.recorder.close()
     return opening
@@ -102,12 +102,12 @@ def test_what_its_run_file_changes_isn_t_its_parent_s(parent, tables, keeps_shar
 
 
 def test_a_step_without_a_checkpoint_is_refused_with_those_there_are(parent: RunPaths) -> None:
-    assert branching.find(parent, None, "c").step == 3, "the newest without a step"
+    assert checkpoint_source.find_fork(parent, None, "c").step == 3, "the newest without a step"
     with pytest.raises(InvalidInputError, match="no checkpoint of step 4 on c; it has those of steps 2, 3"):
-        branching.find(parent, 4, "c")
+        checkpoint_source.find_fork(parent, 4, "c")
     (parent.checkpoint(3) / "state.json").write_text("[]torn")
     with pytest.raises(InvalidInputError, match=r"branch: .*state.json has 6 of 2 bytes"):
-        branching.find(parent, 3, "c")
+        checkpoint_source.find_fork(parent, 3, "c")
 
 
 def test_a_branch_of_a_run_s_last_step_is_refused(parent: RunPaths) -> None:
@@ -166,14 +166,14 @@ def test_shares_of_the_run_file_don_t_refuse_a_global_batch_that_was_set(parent:
 
 def test_a_branch_branches_at_the_checkpoint_that_it_started_from(parent: RunPaths) -> None:
     opening = branched(parent)
-    again = branching.find(opening.paths, None, "c")
+    again = checkpoint_source.find_fork(opening.paths, None, "c")
     assert (again.step, again.cursor, again.run) == (3, cursor_after(parent, 3), opening.paths.directory.name)
 
 
 def test_a_checkpoint_of_a_step_that_was_retracted_starts_no_branch(parent: RunPaths) -> None:
     write_checkpoint(parent, 4, m.Generation(1, 0))
     with pytest.raises(InvalidInputError, match="the checkpoint of step 4 on c is of a step that was retracted"):
-        branching.find(parent, 4, "c")
+        checkpoint_source.find_fork(parent, 4, "c")
 
 
 STEPS, FORK = 12, 6

@@ -13,8 +13,8 @@ from trainctl.node_agent.planning.durable import next_term
 from trainctl.node_agent.records import run_folders
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.replication import Copies
-from trainctl.node_agent.runs import branching, checkpoint_source, preflight, restore
-from trainctl.node_agent.runs.checkpoint_source import Source
+from trainctl.node_agent.runs import checkpoint_source, preflight, restore
+from trainctl.node_agent.runs.checkpoint_source import Fork, Source
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.session import LedRun, RunListener, Session
 from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
@@ -87,7 +87,7 @@ class Launch:
         if config.nodes and node not in config.nodes:
             problem = f"{node} has the checkpoint, but no rank in the run file; choose the node that leads with --node"
             raise InvalidInputError("config: nodes", problem)
-        fork = await asyncio.to_thread(branching.find, paths, step, node)
+        fork = await asyncio.to_thread(checkpoint_source.find_fork, paths, step, node)
         opening = await self.new(config, command, fork)
         followed = self._db.followed(run)
         if followed is not None:  # its lead numbers the events
@@ -98,9 +98,7 @@ class Launch:
             self._context.publisher.publish(said)
         return opening
 
-    async def new(
-        self, config: run_tables.RunFile, command: Command, fork: branching.Fork | None = None
-    ) -> restore.Opening:
+    async def new(self, config: run_tables.RunFile, command: Command, fork: Fork | None = None) -> restore.Opening:
         """Raises InvalidInputError or RefusedError; leaves nothing then, on any node."""
         if not config.run.steps:
             problem = "only the command line counts an epoch's samples: run it by trainctl run, or give run.steps"

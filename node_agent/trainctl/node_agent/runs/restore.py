@@ -32,8 +32,7 @@ from trainctl.node_agent.records import run_folders
 from trainctl.node_agent.records.keys import DURABLE_KEY, decoded, settings_key
 from trainctl.node_agent.records.run_db import LastState, RunDb, add_rank_records
 from trainctl.node_agent.runs import checkpoint_source, preflight
-from trainctl.node_agent.runs.branching import Fork
-from trainctl.node_agent.runs.checkpoint_source import Source
+from trainctl.node_agent.runs.checkpoint_source import Fork, Source
 from trainctl.node_agent.runs.figures import close_times
 from trainctl.node_agent.trainers.rank_ports import reports_after
 from trainctl.protocol.batch.split import apportion
