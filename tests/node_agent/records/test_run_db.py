@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.node_agent.support.records import FIRST, check_rollups, part, plan, reading, rollups, rows, step
 
-from trainctl.node_agent.records import record_writer
+from trainctl.node_agent.records import record_file
 from trainctl.node_agent.records import run_db as recorder_module
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
@@ -261,11 +261,11 @@ def test_an_event_that_a_power_cut_took_leaves_its_id_unused(paths: RunPaths) ->
 
     is_durable = [False]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_writer, "set_durable", sync)
+        patch.setattr(record_file, "set_durable", sync)
         for _ in range(300):
             lost = recorder.event(1.0, Notice("lost"), "info", "auto").id
             recorder.flush()
-    recorder._writer._close_files()
+    recorder._writer._file.close()
     recorder._writer.close()
     for file, content in kept.items():
         file.write_bytes(content)

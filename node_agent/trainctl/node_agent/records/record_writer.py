@@ -9,7 +9,6 @@ import asyncio
 import atexit
 import contextlib
 import sqlite3
-import struct
 import threading
 import time
 from collections import deque
@@ -18,20 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from trainctl.node_agent.records.ballast import Ballast
+from trainctl.node_agent.records.record_file import LOOK_SECONDS, RecordFile
 from trainctl.node_agent.records.statements import Write
 from trainctl.protocol.errors import BusyError, DamagedError, InvalidInputError
-from trainctl.protocol.record import salvage
-from trainctl.protocol.record.schema import (
-    RUN_SCHEMA,
-    UNREADABLE,
-    is_busy,
-    open_for_reading,
-    open_for_writing,
-    refusal,
-    refusing_damage,
-    set_durable,
-)
+from trainctl.protocol.record.schema import UNREADABLE, is_busy, refusal
 
 RETRY_SECONDS = 5.0
 """Seconds until what the disk has refused is tried again."""
@@ -40,15 +29,9 @@ BUSY_SECONDS = 2.0
 """Seconds for which a plan waits for another process's lock before it is passed on, and the lock is reported."""
 CLOSE_SECONDS = 60.0
 """Seconds for which a closed record waits for another process's lock, in the background."""
-LOOK_SECONDS = 0.5
-"""Seconds between looks at whether the record's files are still there."""
-SAID_SECONDS = 5.0
-"""Seconds for which `problem` says that the record was made again."""
 WAITING_WRITES = 20_000
 """Most writes kept in memory. Beyond it the oldest are lost, and `problem` counts them."""
 WRITES_AT_ONCE: Final = 500
-REBUILD_SECONDS = 60.0
-"""Least seconds between two times that a damaged record is made again."""
 REPEATED_WRITES: Final = 1000
 """Newest writes that are done again in a record that was made again from a damaged one."""
 
@@ -61,16 +44,8 @@ class RecordWriter:
     def __init__(self, path: Path, complete: Callable[[sqlite3.Connection], None] = lambda _: None) -> None:
         """`complete` adds what other files know to a record that is made again. Raises InvalidInputError."""
         self._path, self._complete = path, complete
-        self._said, self._said_until = "", 0.0
-        self._rebuilt_monotonic = -REBUILD_SECONDS
         self._newest: deque[Write] = deque(maxlen=REPEATED_WRITES)
-        self._reading = threading.Lock()
-        self._connection = self._reader = sqlite3.connect(":memory:")
-        try:
-            self._open()
-        except DamagedError:
-            self._make_again()
-        self._ballast = Ballast(path.with_suffix(".ballast"))
+        self._file = RecordFile(path, self._complete_again)
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Write, bool]] = deque()
         self._given = self._settled = 0  # counts of writes
@@ -84,14 +59,6 @@ class RecordWriter:
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=f"record {path.parent.name}", daemon=True)
         self._thread.start()
-
-    def _open(self) -> None:
-        self._connection = open_for_writing(self._path, RUN_SCHEMA)
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._connection.close)
-            self._reader = open_for_reading(self._path)
-            undo.pop_all()
-        self._inodes = self._look()
 
     # ------------------------------------------------------------ the owner's side
 
@@ -143,10 +110,10 @@ class RecordWriter:
         """Read after all writes so far, as far as they aren't refused. Raises InvalidInputError."""
         self.settle()
         try:
-            return self._read(sql, values)
+            return self._file.rows(sql, values)
         except DamagedError:
             self.remake()
-            return self._read(sql, values)
+            return self._file.rows(sql, values)
 
     def remake(self) -> None:
         """Make the record again, in which a reader has found damage, as far as that is possible."""
@@ -154,10 +121,6 @@ class RecordWriter:
             self._is_damaged = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._is_damaged or self._is_over)
-
-    def _read(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._reading, refusing_damage(self._path):
-            return self._reader.execute(sql, values).fetchall()
 
     @property
     def is_behind(self) -> bool:
@@ -176,9 +139,8 @@ class RecordWriter:
         refused, now = self._refusal, time.monotonic()
         if refused is not None and (not isinstance(refused, BusyError) or now > self._refused_monotonic + BUSY_SECONDS):
             return f"{refused}; steps and events wait in memory{lost}"
-        if now < self._said_until:
-            return self._said
-        return f"{self._path}: {self._lost} writes were lost while it could not be written" if self._lost else None
+        said = f"{self._path}: {self._lost} writes were lost while it could not be written" if self._lost else None
+        return self._file.said or said
 
     def close(self) -> None:
         """Write what waits, and let the record go. If another process has it locked, that happens later."""
@@ -202,8 +164,7 @@ class RecordWriter:
         except BaseException as error:  # noqa: BLE001  raised where the owner waits
             self._wrong = error
         finally:
-            self._close_files()
-            self._ballast.release()
+            self._file.close()
             with self._changed:
                 self._is_over = True
                 self._release()
@@ -228,9 +189,7 @@ class RecordWriter:
             settled = self._settled + len(part)
         try:
             if self._is_damaged:
-                self._rebuild()
-            elif self._look() != self._inodes:
-                self._write_again()
+                self._file.rebuild()
             self._write(part)
         except InvalidInputError as error:
             self._refuse(error)
@@ -240,53 +199,49 @@ class RecordWriter:
             self._settle(settled)
         if self._refusal is None and time.monotonic() >= self._retry_monotonic:
             self._retry_monotonic = time.monotonic() + RETRY_SECONDS
-            self._ballast.take()
+            self._file.ballast.take()
 
     def _write(self, part: Sequence[tuple[Write, bool]]) -> None:
         """Write in one transaction, at the second try where the first one's problem could be solved. Raises
         InvalidInputError."""
-        try:
-            self._transact(part)
-        except sqlite3.Error as error:
-            if isinstance(error, _WRONG):
-                self._write_each(part)
-                return
-            refused = self._refused(error)
-            if isinstance(refused, DamagedError) and self._look() != self._inodes:
-                self._write_again()
-            elif isinstance(refused, DamagedError):
-                self._rebuild()
-            elif isinstance(refused, BusyError) or not self._ballast.release():
-                raise refused from None
-            self._write(part) if isinstance(refused, DamagedError) else self._transact(part)
-        except UNREADABLE:
-            self._write_each(part)
-
-    def _refused(self, error: sqlite3.Error) -> InvalidInputError:
-        """The holder of a lock is looked for once, as that can take time."""
-        known = self._refusal
-        return known if isinstance(known, BusyError) and is_busy(error) else refusal(self._path, error)
-
-    def _transact(self, part: Sequence[tuple[Write, bool]]) -> None:
+        durable = self._ends_monotonic is not None or any(durable for _, durable in part)
+        self._file.look(now=durable or not part)
         if not part:
             return
-        connection = self._connection
-        set_durable(connection, any(durable for _, durable in part) or self._ends_monotonic is not None)
-        with connection:  # commits, or rolls back
-            connection.execute("BEGIN IMMEDIATE")
-            for write, _ in part:
-                write(connection)
+        try:
+            self._file.set_durable(durable)
+            with self._file.connection as connection:  # commits, or rolls back
+                connection.execute("BEGIN IMMEDIATE")
+                for write, _ in part:
+                    write(connection)
+        except _WRONG as error:
+            self._leave_out(part, error)
+        except sqlite3.Error as error:
+            self._solve(error)
+            self._write(part)
+        except UNREADABLE as error:
+            self._leave_out(part, error)
 
-    def _write_each(self, part: Sequence[tuple[Write, bool]]) -> None:
+    def _solve(self, error: sqlite3.Error) -> None:
+        """Raises InvalidInputError if nothing can be done about an error. The holder of a lock is looked for once, as
+        that can take time."""
+        known = self._refusal
+        refused = known if isinstance(known, BusyError) and is_busy(error) else refusal(self._path, error)
+        if isinstance(refused, DamagedError):
+            self._file.restore()
+        elif isinstance(refused, BusyError) or not self._file.ballast.release():
+            raise refused from None
+
+    def _leave_out(self, part: Sequence[tuple[Write, bool]], error: Exception) -> None:
         """One of these writes is wrong, or stumbles over what it finds, and is left out. SQLite's errors of a wrong
         statement are raised where the next write is given."""
-        for one in part:
-            try:
-                self._transact([one])
-            except _WRONG as error:
-                self._wrong = error
-            except (ValueError, TypeError, LookupError, OverflowError, struct.error):
-                self._lost += 1
+        if len(part) > 1:
+            for one in part:
+                self._write([one])
+        elif isinstance(error, _WRONG):
+            self._wrong = error
+        else:
+            self._lost += 1
 
     def _raise_wrong(self) -> None:
         wrong = self._wrong
@@ -338,46 +293,6 @@ class RecordWriter:
             self._settled += 1
             self._lost += 1
 
-    # ------------------------------------------------------------ lost and damaged files
-
-    def _look(self) -> tuple[int | None, int | None]:
-        return _inode(self._path), _inode(self._path.with_name(f"{self._path.name}-wal"))
-
-    def _write_again(self) -> None:
-        """Write the whole record where its files were deleted: what is open here still has all of it."""
-        fresh = self._path.with_name(f"{self._path.name}.new")
-        fresh.unlink(missing_ok=True)
-        try:
-            with contextlib.closing(sqlite3.connect(fresh)) as target:
-                self._connection.backup(target)
-        except sqlite3.Error as error:
-            if not isinstance(refused := self._refused(error), DamagedError):
-                raise refused from None
-            self._rebuild()
-            return
-        self._close_files()
-        aside = salvage.put_in_place(fresh, self._path, "replaced")
-        self._open()
-        moved = f"; what was in its place is now {aside.name}" if aside is not None else ""
-        self._say(f"{self._path}: its files were deleted or replaced while the run used them; written again{moved}")
-
-    def _rebuild(self) -> None:
-        """Make the record again from what can be read of it. Raises InvalidInputError, also if that was done just
-        now."""
-        now = time.monotonic()
-        if now < self._rebuilt_monotonic + REBUILD_SECONDS:
-            raise DamagedError(str(self._path), "is damaged again; check the disk")
-        self._rebuilt_monotonic = now
-        self._make_again()
-
-    def _make_again(self) -> None:
-        fresh = salvage.copy_readable(self._path, RUN_SCHEMA, self._complete_again)
-        self._close_files()
-        aside = salvage.put_in_place(fresh, self._path, "damaged")
-        self._open()
-        where = f"moved to {aside.name}" if aside is not None else "its file is gone"
-        self._say(f"{self._path}: was damaged; {where}, and made again from what could be read of it")
-
     def _complete_again(self, connection: sqlite3.Connection) -> None:
         self._complete(connection)
         connection.execute("BEGIN")
@@ -385,18 +300,3 @@ class RecordWriter:
             with contextlib.suppress(*UNREADABLE):
                 write(connection)
         connection.execute("COMMIT")
-
-    def _close_files(self) -> None:
-        with self._reading, contextlib.suppress(sqlite3.Error):
-            self._reader.close()
-            self._connection.close()
-
-    def _say(self, text: str) -> None:
-        self._said, self._said_until = text, time.monotonic() + SAID_SECONDS
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return None
