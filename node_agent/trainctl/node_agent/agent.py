@@ -245,8 +245,9 @@ class Agent:
         self._lead.close()
         self._hosting.close()
         self._guests.close()
+        self._link.close()
         if self._role.is_idle or self._lock.is_taken:  # the latter: the other agent listens there from now on
-            self._link.remove()
+            self._link.files.remove()
         self._reader.close()
         self._close()
 

@@ -66,7 +66,7 @@ def test_the_last_step_tells_what_a_trainer_took_and_no_lighter_plan_after_it(tm
             assert await asyncio.wait_for(link.receive(), 20) is not None
             held = link.held("run-1", 0)
             seen.append(held.peak if held else None)
-        link.remove()
+        link.close()
         context.destroy(linger=0)
         return seen
 
@@ -256,7 +256,7 @@ def test_a_trainer_that_the_kernel_kills_for_memory_is_told_from_one_that_is_kil
         else:
             gate.write_text("go")
         ending = wait_for(lambda: port.look().ending)
-        link.remove()
+        link.close()
         context.destroy(linger=0)
         return ending
 

@@ -69,7 +69,7 @@ def test_a_leaving_trainer_has_time_as_long_as_its_checkpoint_makes_progress(tmp
             clock[0] += LEAVE - 1
             await asyncio.wait_for(link.receive(), HANG_SECONDS)
             assert port.look().pid and host.find(paths, 0)
-        link.remove()
+        link.close()
         context.destroy(linger=0)
         return port
 
@@ -86,7 +86,7 @@ def test_how_a_trainer_ended_is_known_however_late_its_shim_writes_it(tmp_path, 
         context = zmq.asyncio.Context()
         held.callback(context.destroy, linger=0)
         link = TrainerLink(context, lambda: tmp_path)
-        held.callback(link.remove)
+        held.callback(link.close)
         port = rank_ports.LocalRank(host, link, paths, "a", 0)
         for limit, how in ((HANG_SECONDS, "was ended by signal 9"), (0.5, "is gone")):
             monkeypatch.setattr(rank_ports, "SHIM_SECONDS", limit)
@@ -143,7 +143,7 @@ def test_before_its_first_plan_a_rank_starts_again_from_the_run_s_checkpoint_and
         assert await first.tell(plan(4))
         await first.start_again()
         after.append(kill_trainer(first))
-        link.remove()
+        link.close()
         context.destroy(linger=0)
         return before, after
 

@@ -1,5 +1,6 @@
 """The local socket between an agent and the trainers it hosts."""
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
 from trainctl.protocol.wire import codec, sockets
 
+_POLLIN = int(zmq.POLLIN)
 LEFT_CONNECTIONS = 64
 """Former connections of a rank that are remembered. While its agent stands still, a trainer makes one every few
 seconds."""
@@ -30,7 +32,9 @@ class TrainerLink:
         self._left: dict[tuple[str, int], deque[bytes]] = {}  # former connections, oldest first
         self._held: dict[tuple[str, int], Held] = {}
         self._writes: dict[tuple[str, int], tuple[int, int, float]] = {}  # step, bytes, when they last grew
-        self.socket = sockets.new_socket(context, zmq.ROUTER)
+        # Plain: pyzmq makes futures for each message and each answer, which takes half as long again.
+        self.socket = sockets.new_socket(context, zmq.ROUTER, socket_class=zmq.Socket)
+        self._arrived, self._watched = asyncio.Event(), -1  # the descriptor that the loop watches
         bind.bind(self.socket, self._first)
         self.files.keep(self._first, lambda: self.socket)
 
@@ -46,7 +50,7 @@ class TrainerLink:
     async def receive(self) -> tuple[m.FromTrainer | m.WorkAsk, bool] | None:
         """The next message, and whether a known rank speaks over a new connection; None: not of this protocol. Messages
         of connections that it has left may still come in between."""
-        frames = await sockets.receive(self.socket)
+        frames = await self._receive()
         try:
             identity, frame = sockets.check_frames(frames, 2)
             message = codec.decode_answer(frame)
@@ -63,6 +67,19 @@ class TrainerLink:
         elif isinstance(message, m.CheckpointProgress):
             self._note_progress(key, message)
         return message, is_new and before is not None
+
+    async def _receive(self) -> list[bytes]:
+        """Others have a turn before each message, or a flood would keep the loop for itself."""
+        while True:
+            await asyncio.sleep(0)
+            self._arrived.clear()
+            try:
+                return sockets.receive_now(self.socket)
+            except zmq.Again:
+                if self._watched < 0:
+                    self._watched = self.socket.FD
+                    asyncio.get_running_loop().add_reader(self._watched, self._arrived.set)
+                await self._arrived.wait()
 
     def _note_progress(self, key: tuple[str, int], said: m.CheckpointProgress) -> None:
         if self._writes.get(key, (-1, -1, 0.0))[:2] != (said.step, said.done_bytes):
@@ -88,15 +105,18 @@ class TrainerLink:
         if identity is None:
             return False
         try:
-            await self.socket.send_multipart([identity, codec.encode(message)], zmq.DONTWAIT)
+            self.socket.send_multipart([identity, codec.encode(message)], zmq.DONTWAIT)
         except zmq.ZMQError:
             return False
+        if self.socket.get(zmq.EVENTS) & _POLLIN:  # what has arrived meanwhile the descriptor doesn't show any more
+            self._arrived.set()
         return True
 
-    def remove(self) -> None:
-        """Close, and leave no socket file behind; only when no trainer is to find the next agent by it."""
+    def close(self) -> None:
+        """Let go of the socket; its files stay, for a trainer that is to find the next agent by them."""
+        if self._watched >= 0:
+            asyncio.get_running_loop().remove_reader(self._watched)
         self.socket.close(linger=0)
-        self.files.remove()
 
     def forget(self, run: str) -> None:
         self._peers = {key: identity for key, identity in self._peers.items() if key[0] != run}
