@@ -36,6 +36,8 @@ from trainctl.protocol.wire.codec import encode_json
 STALL_SECONDS, CATCH_UP_SECONDS = 2.0, 1.0
 """An agent that has not looked for this many seconds was stopped itself, and then needs this many to receive what it
 missed."""
+VIEW_SECONDS = 0.25
+"""Least seconds between two looks at whether steps alone have changed more of the view than their progress."""
 CURVE_STEPS = 1000
 """Newest steps of the record from which policies learn the loss curve again."""
 COMMITTED_STEPS = 64
@@ -105,7 +107,8 @@ class Session:
         self._telling = set[asyncio.Task[None]]()  # kept, or they could be collected before they are done
         self._unstarted: dict[int, str] = {}  # why, for ranks that could not be started again
         self._away: dict[int, str] = {}  # why, for ranks that have not been heard of lately
-        self.view = self._look({})
+        self._view, self._is_view_old = self._look({}), False
+        self._shown, self._looked_monotonic = self._view, time.monotonic()  # the view as clients have it
         self._keep_view()
 
     # ------------------------------------------------------------ ranks
@@ -190,7 +193,8 @@ class Session:
         async with self._turn:
             self._taker = asyncio.current_task()
             try:
-                for decision in self.conductor.handle(event, time.monotonic()):
+                decisions = self.conductor.handle(event, time.monotonic())
+                for decision in decisions:
                     if not self.is_closed or isinstance(decision, conductor_events.CommandEnded):
                         await self._carry_out(decision)
                 await self.announce()
@@ -198,7 +202,7 @@ class Session:
                 self._taker = None
             if not self.is_closed:
                 self._look_at_record()
-                self._show(event)
+                self._show(event, is_step=_is_step(event, decisions))
                 await self.copies.flush()
         if self.ended is not None:
             self._listener.ended()
@@ -218,12 +222,14 @@ class Session:
         else:
             self._publisher.publish(message)
 
-    def _show(self, event: conductor_events.Input) -> None:
+    def _show(self, event: conductor_events.Input, *, is_step: bool) -> None:
         if isinstance(event, messages.Message):
             self._away.pop(event.rank, None)
         if isinstance(event, messages.Fenced | messages.Report):
             self._keep_late(event.rank, event.reports if isinstance(event, messages.Fenced) else [event])
-        self._publish_view()
+        self._is_view_old = True
+        if not is_step or time.monotonic() >= self._looked_monotonic + VIEW_SECONDS:
+            self._publish_view()
 
     def _keep_late(self, rank: int, reports: Sequence[messages.Report]) -> None:
         """Reports that the conductor did not count still belong in the record: of a plan that is over, or repeated
@@ -347,8 +353,9 @@ class Session:
 
     def _joined(self, part: messages.RankStep) -> messages.RankStep:
         """With its machine's metrics, and what they are of its device's peak and of its calibration."""
-        part = compared(part, self.conductor.ranks[part.rank].ready, self._links_of(part.generation))
-        return self._readings.joined(part, next((v.device for v in self.view.ranks if v.rank == part.rank), None))
+        ready = self.conductor.ranks[part.rank].ready
+        part = compared(part, ready, self._links_of(part.generation))
+        return self._readings.joined(part, ready.device if ready is not None else None)
 
     def _commit(self, step: messages.StepCommitted, first: messages.RankStep) -> None:
         step = self._eta.with_time_left(self._costs.with_cost(step), self._held_out, time.monotonic())
@@ -424,6 +431,14 @@ class Session:
             self.recorder.set_meta(DURABLE_KEY, msgspec.json.encode(durable).decode())
             self._kept_durable = durable
 
+    @property
+    def view(self) -> messages.RunView:
+        """The run as it is now."""
+        if self._is_view_old and not self.is_closed:
+            self._view = self._look({view.rank: view for view in self._view.ranks})
+            self._is_view_old = False
+        return self._view
+
     def _look(self, before: Mapping[int, messages.RankView]) -> messages.RunView:
         ranks = tuple(
             views.rank_view(
@@ -438,10 +453,10 @@ class Session:
         return msgspec.structs.replace(view, simulated=self._is_simulated)
 
     def _publish_view(self) -> None:
-        before, self.view = self.view, self._look({view.rank: view for view in self.view.ranks})
-        if not views.same_but_progress(before, self.view):
+        before, self._shown, self._looked_monotonic = self._shown, self.view, time.monotonic()
+        if not views.same_but_progress(before, self._shown):
             self._keep_view()
-            self._publisher.publish(self.view.without_passes_of(before))
+            self._publisher.publish(self._shown.without_passes_of(before))
 
     def _keep_view(self) -> None:
         text = encode_json(self.view)
@@ -452,13 +467,23 @@ class Session:
         """End the commands that wait, and write no more to the record. `kept_on`: the node whose agent leads the run
         from here on, where this copy of the record ends."""
         if not self.is_closed:
-            self.is_closed = True
+            view, self.is_closed = self.view, True
             if kept_on:
                 reason = f"{kept_on} leads it; its record there goes on, this copy ends here"
-                self.view = msgspec.structs.replace(self.view, state="stopped", reason=reason)
+                self._view = msgspec.structs.replace(view, state="stopped", reason=reason)
             self._keep_view()
             self._eta.close()
             self.recorder.close()
+
+
+def _is_step(event: conductor_events.Input, decisions: Sequence[conductor_events.Decision]) -> bool:
+    """Return whether an event is a part of a step, and nothing but a step follows from it."""
+    if not isinstance(event, messages.Soon | messages.Report):
+        return False
+    plans = [decision.plan for decision in decisions if isinstance(decision, conductor_events.Issue)]
+    steps = conductor_events.Issue | conductor_events.Commit | conductor_events.RankDone
+    is_plain = all(plan.kind == "train" and not plan.commands for plan in plans)
+    return is_plain and all(isinstance(decision, steps) for decision in decisions)
 
 
 class Conducting(Protocol):
