@@ -12,8 +12,9 @@ A run without a fault so far isn't taken for one that never has any: each rate b
 
 import math
 import statistics
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -151,7 +152,8 @@ class Eta:
     ) -> None:
         """Follow a run of so many steps. `predicted` counts until its first step is made."""
         self._steps, self.facts, self.step_done, self._predicted = steps, facts, 0, predicted
-        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []  # the same
         self._exceptions: list[float] = []  # newest steps in a row that weren't ordinary
         self._before: float | None = None  # what a step took under the plan before
         self._fresh = 0  # steps since a start or a change of the plan
@@ -173,7 +175,7 @@ class Eta:
         self.step_done = step
         self._fresh += 1
         if self._fresh == WARM_UP_STEPS + 1:
-            self._recent.clear()
+            self._forget_recent()
         self._note(hours=self.facts.hours + seconds / _HOUR_SECONDS)
         if self._fresh > WARM_UP_STEPS and not self._is_ordinary(seconds):
             self._exceptions.append(seconds)
@@ -181,7 +183,7 @@ class Eta:
                 self._take_level()
             return
         self._count_exceptions()
-        self._recent.append(seconds)
+        self._take_recent(seconds)
         if self._fresh > WARM_UP_STEPS:
             self._note(steps=self.facts.steps + 1)
 
@@ -200,13 +202,23 @@ class Eta:
     def change(self) -> None:
         """The plan has changed, so steps may take another time."""
         self._before, self._fresh = self.usual_seconds, 0
-        self._recent.clear()
+        self._forget_recent()
         self._exceptions.clear()
+
+    def _take_recent(self, seconds: float) -> None:
+        self._recent.append(seconds)
+        insort(self._sorted, seconds)
+        if len(self._recent) > RECENT_STEPS:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+
+    def _forget_recent(self) -> None:
+        self._recent.clear()
+        self._sorted.clear()
 
     def _is_ordinary(self, seconds: float) -> bool:
         if not self._recent:
             return True
-        ordered = sorted(self._recent)
+        ordered = self._sorted
         usual, quarter = ordered[len(ordered) // 2], len(ordered) // 4
         deviation = (ordered[-1 - quarter] - ordered[quarter]) / _QUARTILES
         return abs(seconds - usual) <= max(FARTHEST * usual, FARTHEST_DEVIATIONS * deviation)
@@ -225,7 +237,8 @@ class Eta:
         """All steps take another time now."""
         level = [*self._exceptions]
         self.change()
-        self._recent.extend(level)
+        for seconds in level:
+            self._take_recent(seconds)
         self._fresh = WARM_UP_STEPS + 1
 
     def _note(self, **changes: object) -> None:
@@ -236,7 +249,7 @@ class Eta:
     @property
     def usual_seconds(self) -> float | None:
         """Median of the newest ordinary steps; None before the first one."""
-        return statistics.median(self._recent) if self._recent else self._before
+        return statistics.median(self._sorted) if self._sorted else self._before
 
     def left(self, schedules: Mapping[str, Schedule]) -> TimeLeft | None:
         """Return the time until the last step and the plans after it, without pauses to come; None before the first
@@ -287,8 +300,8 @@ class Eta:
         return Moments(count * each, (count * each * _PLAN_SPREAD / (2 if known else 1)) ** 2)
 
 
-def _variance(values: Collection[float], mean: float) -> float:
-    return math.fsum((value - mean) ** 2 for value in values) / len(values)
+def _variance(values: Sequence[float], mean: float) -> float:
+    return math.dist(values, [mean] * len(values)) ** 2 / len(values)
 
 
 COPY_BYTES_PER_SECOND: Final = 2e9
