@@ -150,7 +150,7 @@ def test_rollups_made_in_bulk_are_those_made_step_by_step(tmp_path):
 
 def test_a_full_disk_ends_it_and_closes_the_record(tmp_path):
     record = BulkRecord(RunPaths(tmp_path))
-    connection = record._writer._connection
+    connection = record._writer._file.connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count={pages}")
     for number in range(2000):
