@@ -127,8 +127,11 @@ def test_a_retracted_step_stays_marked_and_its_redo_counts(paths: RunPaths) -> N
             assert reader.series("loss").last == (50.0, 3.0)
             assert reader.rank_steps(2) == (part(2, 0, FIRST.next()),)
             assert reader.rank_steps(1) == (part(1), part(1, 1))
+            assert reader.ranks() == (0, 1), "also before any bucket is made"
+        assert not rollups(paths), "a bucket is made once a step after it is there"
+        recorder.commit(step(10, FIRST.next()), [], 1002.0)
     check_rollups(paths)
-    assert rows(paths, "SELECT step, n, retracted FROM steps") == [(1, 1, 0), (2, 1, 1), (2, 2, 0)]
+    assert rows(paths, "SELECT step, n, retracted FROM steps") == [(1, 1, 0), (2, 1, 1), (2, 2, 0), (10, 2, 0)]
     assert rollups(paths)[("loss", RUN_RANK, 10, 0)] == pytest.approx((2, 3.0, 50.0, 26.5, 3.0))
 
 

@@ -117,6 +117,7 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
         " r.sync_seconds, r.optimizer_seconds FROM rank_steps r JOIN steps s USING (step, term, n)"
         " WHERE NOT s.retracted ORDER BY r.step",
     )
+    newest = max((number for number, *_ in of_run), default=0)
     for number, loss, norm, rate, seconds, tokens, weight, samples in of_run:
         sizes = {"tokens": tokens, "weight": weight, "samples": samples, "steps": 1}
         rates = {
@@ -130,16 +131,14 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
             named[name] = None if unsaid else value
             named[f"{name}_not_finite"] = None if unsaid or (value is not None and math.isfinite(value)) else 1.0
         of_sample = {"seconds_per_sample": seconds / samples if samples else None}
-        _collect(values, number, RUN_RANK, {**named, **rates, **of_sample})
+        _collect(values, number, RUN_RANK, {**named, **rates, **of_sample}, newest)
     for number, rank, seconds, busy, tokens, wait, held, peak, cap, *phases in of_ranks:
         named = {"rank_step_seconds": seconds, "busy_seconds": busy, "wait_seconds": wait, "memory_bytes": held}
         named |= {"memory_peak_bytes": peak, "memory_cap_bytes": cap}
         named |= dict(zip(PHASE_METRICS, phases, strict=True))
-        _collect(
-            values, number, rank, {**named, "own_tokens_per_second": tokens / busy if tokens and busy > 0 else None}
-        )
+        own_rate = tokens / busy if tokens and busy > 0 else None
+        _collect(values, number, rank, {**named, "own_tokens_per_second": own_rate}, newest)
     names = dict(rows(paths, "SELECT id, name FROM metric_names"))
-    newest = max((number for number, *_ in of_run), default=0)
     for number, rank, *packed in rows(paths, "SELECT step, rank, present, body FROM metric_values ORDER BY step"):
         for name, value in unpack(*packed).items():
             _collect(values, number, rank, {names[name]: value}, newest)
@@ -150,15 +149,10 @@ def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, 
 
 def check_rollups(paths: RunPaths) -> None:
     """All that the rows make is there, and nothing else but what nobody reads: a bucket of a metric by name that has
-    the newest step again, since those after it were retracted."""
+    the newest step again, since those after it were retracted, and whose values are gone."""
     wanted = expected_rollups(paths)
-    names = {name for (name,) in rows(paths, "SELECT name FROM metric_names")}
     newest = rows(paths, "SELECT coalesce(max(step), 0) FROM steps WHERE NOT retracted")[0][0]
-    made = {
-        key: row
-        for key, row in rollups(paths).items()
-        if key[0] not in names or key[3] < newest // key[2]  # type: ignore[operator]
-    }
+    made = {key: row for key, row in rollups(paths).items() if key[3] < newest // key[2]}  # type: ignore[operator]
     assert made.keys() == wanted.keys()
     for key, row in wanted.items():
         scale = max(abs(row[1]), abs(row[2]))  # type: ignore[arg-type]
@@ -171,11 +165,11 @@ def _collect(
     step: int,
     rank: int,
     named: dict[str, float | None],
-    newest: int | None = None,
+    newest: int,
 ) -> None:
-    """`newest`: only what is in buckets before its own."""
+    """Only what is in buckets before that of `newest`."""
     for metric, value in named.items():
         for level in ROLLUP_LEVELS:
-            whole = newest is None or step // level < newest // level
+            whole = step // level < newest // level
             if value is not None and math.isfinite(value) and whole:
                 values.setdefault((metric, rank, level, step // level), []).append(value)

@@ -11,6 +11,7 @@ from trainctl.protocol.record.rank_record import Row, rank_row
 from trainctl.protocol.record.rollups import (
     RUN_RANK,
     Evaluation,
+    Fill,
     add_rank_to_rollups,
     add_run_to_rollups,
     pack,
@@ -108,7 +109,7 @@ def known_step(step: m.StepCommitted) -> Write:
 def commit_many(
     steps: Sequence[m.StepCommitted],
     parts: Sequence[tuple[m.RankStep, float]],
-    fill: Callable[[sqlite3.Connection, Mapping[str, int]], None],
+    fill: Fill,
 ) -> Write:
     """New steps, none of which replaces another, and ranks' parts in them or in earlier ones, each with when it ended.
     Their rollups are made at once at the end, the finest by `fill`."""

@@ -23,19 +23,19 @@ _LARGEST = 1e300
 """A value from here on is in no rollup."""
 _OF_RUN = (
     f"SELECT step, {RUN_RANK}, {', '.join(STEP_EXPRESSIONS.values())} FROM steps"  # noqa: S608  constants
-    " WHERE NOT retracted AND step BETWEEN :first AND :last ORDER BY step"
+    " WHERE NOT retracted AND step BETWEEN :low AND :high ORDER BY step"
 )
 _OF_RANKS = (
     f"SELECT r.step, r.rank, {', '.join(RANK_EXPRESSIONS.values())} FROM {LIVE_RANK_STEPS}"  # noqa: S608
-    " WHERE r.step BETWEEN :first AND :last ORDER BY r.rank, r.step"
+    " WHERE r.step BETWEEN :low AND :high ORDER BY r.rank, r.step"
 )
 _INSERTION = "INSERT INTO rollups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 def _fill_rollups(connection: sqlite3.Connection, span: Mapping[str, int]) -> None:
-    """Add the finest rollups of all metrics with a column, of the steps first..last; there are none of these yet."""
+    """Add the finest rollups of all metrics with a column, of the steps low..high; there are none of these yet."""
     for query, names in ((_OF_RUN, STEP_EXPRESSIONS), (_OF_RANKS, RANK_EXPRESSIONS)):
-        rows = connection.execute(query, {"first": span["first"], "last": span["last"]}).fetchall()
+        rows = connection.execute(query, {"low": span["low"], "high": span["high"]}).fetchall()
         if rows:
             table = np.array([[None if value == "" else value for value in row] for row in rows], dtype=np.float64)
             connection.executemany(_INSERTION, _buckets(table, list(names)))

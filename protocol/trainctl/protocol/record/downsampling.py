@@ -73,13 +73,13 @@ class Pieces(NamedTuple):
 def pieces(first: int, last: int, level: int, *, oldest: int, newest: int) -> Pieces:
     """Cut first..last for rollups of `level` steps; oldest and newest are the ends of the record.
 
-    A rollup bucket that the span covers only in part still counts as whole if the record has no step outside the span
-    in it.
+    A rollup bucket of which the span lacks only the beginning still counts as whole if the record has no step there. A
+    bucket is made once a step after it is committed.
     """
     if level == 0:
         return Pieces(first, last, 1, 0, 1, 0)
     bucket_first = first // level if first <= oldest else -(-first // level)
-    bucket_last = last // level if last >= newest else (last + 1) // level - 1
+    bucket_last = min((last + 1) // level, newest // level) - 1
     if bucket_last < bucket_first:
         return Pieces(first, last, 1, 0, 1, 0)
     return Pieces(first, bucket_first * level - 1, bucket_first, bucket_last, (bucket_last + 1) * level, last)

@@ -89,7 +89,7 @@ _RANK_COLUMNS = (
     f" {', '.join(f'r.{name}_seconds' for name in PHASES)}, r.weight,"
     f" {', '.join(f'r.{name}' for name in RANK_COLUMNS)}"
 )
-_RANKS = """
+_RANKS = f"""
     WITH RECURSIVE found(rank) AS (
       SELECT min(rank) FROM rollups WHERE metric = 'rank_step_seconds' AND rank >= 0
       UNION ALL
@@ -97,7 +97,8 @@ _RANKS = """
       FROM found WHERE found.rank IS NOT NULL
     )
     SELECT rank FROM found WHERE rank IS NOT NULL
-"""  # a seek per rank, where DISTINCT would read every row
+    UNION SELECT r.rank FROM {LIVE_RANK_STEPS} WHERE r.step >= ? ORDER BY rank
+"""  # noqa: S608  a seek per rank, where DISTINCT would read every row, and those that are in no bucket yet
 
 
 class Totals(NamedTuple):
@@ -240,7 +241,7 @@ class RecordReader:
 
     def ranks(self) -> tuple[int, ...]:
         """Every rank that had a part in a step, ascending."""
-        return tuple(rank for (rank,) in self._rows(_RANKS))
+        return tuple(rank for (rank,) in self._rows(_RANKS, (self._ends()[1] // ROLLUP_LEVELS[0] * ROLLUP_LEVELS[0],)))
 
     def series_ranks(self, metric: str) -> tuple[int | None, ...]:
         """The ranks that `metric` has a series of, None for the run; one that the run brought may be both's."""

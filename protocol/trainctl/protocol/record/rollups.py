@@ -1,7 +1,6 @@
 """Sources of each metric in a record, its packed values, and the SQL that keeps its rollups.
 
-A metric with a column is added to its buckets step by step. One that goes by name is in a bucket once a step after it
-is committed; until then its values are all there is: a run can bring many of them.
+A bucket is made, of all metrics at once, when a step after it is committed; until then its steps are all there is.
 A value that is missing, NaN or infinite (from 1e300 on) stays in its row but is in no rollup and no series.
 """
 
@@ -107,13 +106,11 @@ class Evaluation(NamedTuple):
     values: Mapping[str, float] = {}  # metrics beside the loss, by name
 
 
-def _add_rollups(values: str) -> str:
-    levels = ", ".join(f"({level})" for level in ROLLUP_LEVELS)
+def _fill_rollups(values: str) -> str:
     return f"""
-        WITH levels(size) AS (VALUES {levels})
         INSERT INTO rollups
-          SELECT metric, rank, size, step / size, 1, value, value, value, value FROM ({values}) CROSS JOIN levels
-          WHERE :level IN (0, size) AND {FINITE} ORDER BY step
+          SELECT metric, rank, :level, step / :level, 1, value, value, value, value FROM ({values})
+          WHERE {FINITE} ORDER BY step
         ON CONFLICT (metric, rank, bucket_steps, bucket) DO UPDATE SET
           count = count + 1, minimum = min(minimum, excluded.minimum), maximum = max(maximum, excluded.maximum),
           mean = mean + (excluded.mean - mean) / (count + 1), last = excluded.last
@@ -122,16 +119,16 @@ def _add_rollups(values: str) -> str:
 
 _OF_RUN = [
     f"SELECT step, {RUN_RANK} AS rank, '{name}' AS metric, {sql} AS value FROM steps"  # noqa: S608
-    " WHERE NOT retracted AND step BETWEEN :first AND :last"
+    " WHERE NOT retracted AND step BETWEEN :low AND :high"
     for name, sql in STEP_EXPRESSIONS.items()
 ]
 _OF_RANK = [
     f"SELECT r.step AS step, r.rank AS rank, '{name}' AS metric, {sql} AS value FROM {LIVE_RANK_STEPS}"  # noqa: S608
-    " WHERE r.rank = :rank AND r.step BETWEEN :first AND :last"
+    " WHERE r.rank = :rank AND r.step BETWEEN :low AND :high"
     for name, sql in RANK_EXPRESSIONS.items()
 ]
-_ADD_RUN: Final = _add_rollups(" UNION ALL ".join(_OF_RUN))
-_ADD_RANK: Final = _add_rollups(" UNION ALL ".join(_OF_RANK))
+_FILL_RUN: Final = _fill_rollups(" UNION ALL ".join(_OF_RUN))
+_FILL_RANK: Final = _fill_rollups(" UNION ALL ".join(_OF_RANK))
 _DELETE_ROLLUPS: Final = """
     DELETE FROM rollups WHERE metric = :metric AND rank = :rank AND bucket_steps = :level
       AND bucket BETWEEN :low / :level AND :high / :level
@@ -156,82 +153,79 @@ _BEFORE: Final = "SELECT step FROM steps WHERE NOT retracted AND step < ? ORDER 
 _RANKS_OF: Final = "SELECT DISTINCT rank FROM rank_steps WHERE step BETWEEN ? AND ?"
 
 
+Fill = Callable[[sqlite3.Connection, Mapping[str, int]], None]
+"""Adds the finest rollups of all metrics with a column, of the steps low..high; there are none of these yet."""
+
+
 def add_run_to_rollups(connection: sqlite3.Connection, step: int) -> None:
-    """Add a step that is new in `steps`; if one after it was added before, its buckets are made again."""
-    if connection.execute(_FOLLOWING, (step + 1,)).fetchone():
-        rebuild_rollups(connection, step, step)
+    """Make the buckets that a step, new in `steps`, is the first one after, or again those that it comes into."""
+    if (newest := _newest(connection, step)) > step:
+        _roll_up(connection, step, step, newest=newest)
     else:
-        connection.execute(_ADD_RUN, {"first": step, "last": step, "level": 0})
         for (last,) in connection.execute(_BEFORE, (step,)).fetchall():
-            _roll_up_named(connection, last, last, newest=step)
+            _roll_up(connection, last, last, newest=step)
 
 
 def add_rank_to_rollups(connection: sqlite3.Connection, step: int, rank: int) -> None:
-    """Add a rank's part that is new in `rank_steps`; if one after it was added before, its buckets are made again."""
-    later = (
-        f"SELECT 1 FROM {LIVE_RANK_STEPS}"  # noqa: S608
-        f" WHERE r.rank = ? AND r.step > ? AND r.step < ? + {ROLLUP_LEVELS[-1]} LIMIT 1"
-    )
-    if connection.execute(later, (rank, step, step)).fetchone():
-        rebuild_rollups(connection, step, step)
-    else:
-        connection.execute(_ADD_RANK, {"rank": rank, "first": step, "last": step, "level": 0})
-        _roll_up_named(connection, step, step, newest=_newest(connection, step), ranks=(rank,))
+    """Make the buckets again that a rank's part, new in `rank_steps`, comes into, if they are made."""
+    _roll_up(connection, step, step, newest=_newest(connection, step), ranks=(rank,))
 
 
-def _fill(connection: sqlite3.Connection, span: Mapping[str, int]) -> None:
-    """Add the finest rollups of the steps first..last from the rows that stand."""
-    ranks = connection.execute(_RANKS_OF, (span["first"], span["last"])).fetchall()
-    connection.execute(_ADD_RUN, span)
-    connection.executemany(_ADD_RANK, [{**span, "rank": rank} for (rank,) in ranks])
+def rebuild_rollups(connection: sqlite3.Connection, first: int, last: int, fill: Fill | None = None) -> None:
+    """Make every bucket again that holds one of the steps first..last, and leave none that isn't whole any more: about
+    ten rows a metric and level, whatever the length of the run."""
+    kept_from = values_from(connection)
+    for level in ROLLUP_LEVELS:
+        low, high = first // level * level, (last // level + 1) * level - 1
+        names = _names(connection).values() if low >= kept_from else ()
+        _delete(connection, {"level": level, "low": low, "high": high}, names, _ranks(connection, low, high))
+    _roll_up(connection, first, last, newest=_newest(connection, last), fill=fill)
 
 
-def rebuild_rollups(
+def _roll_up(
     connection: sqlite3.Connection,
     first: int,
     last: int,
-    fill: Callable[[sqlite3.Connection, Mapping[str, int]], None] = _fill,
+    *,
+    newest: int,
+    ranks: Sequence[int] | None = None,
+    fill: Fill | None = None,
 ) -> None:
-    """Rebuild every bucket that holds one of the steps first..last, the finest from the rows that stand, each coarser
-    one from the finer: about ten rows a metric and level, whatever the length of the run. `fill` adds the finest."""
-    finer, kept_from = 0, values_from(connection)
-    for level in ROLLUP_LEVELS:
-        low, high = first // level * level, (last // level + 1) * level - 1
-        ranks = [rank for (rank,) in connection.execute(_RANKS_OF, (low, high))]
-        span = {"level": level, "finer": finer, "low": low, "high": high, "first": low, "last": high}
-        series = _series(span, STEP_EXPRESSIONS, (RUN_RANK,)) + _series(span, RANK_EXPRESSIONS, ranks)
-        connection.executemany(_DELETE_ROLLUPS, series)
-        if low >= kept_from:
-            connection.executemany(_DELETE_ROLLUPS, _series(span, _names(connection).values(), (RUN_RANK, *ranks)))
-        if finer:
-            connection.executemany(_MERGE_ROLLUPS, series)
-        else:
-            fill(connection, span)
-        finer = level
-    _roll_up_named(connection, first, last, newest=_newest(connection, last))
-
-
-def _roll_up_named(
-    connection: sqlite3.Connection, first: int, last: int, *, newest: int, ranks: Sequence[int] | None = None
-) -> None:
-    """The same of the metrics that go by name (of all ranks and the run, or of those given), but only the buckets that
-    `newest`, a later step, has made whole. Where the values are gone, their finest buckets stay as they are."""
+    """Make the buckets of the steps first..last (of all ranks and the run, or of `ranks`), but only those that
+    `newest`, a later step, has made whole: the finest from the rows that stand, each coarser one from the finer. Where
+    the values of metrics by name are gone, their finest buckets stay as they are."""
     finer, kept_from = 0, values_from(connection)
     for level in ROLLUP_LEVELS:
         low, high = first // level * level, min(last // level + 1, newest // level) * level - 1
         if high < low:
             break
-        of = (RUN_RANK, *(rank for (rank,) in connection.execute(_RANKS_OF, (low, high)))) if ranks is None else ranks
-        names = _names(connection)
-        series = _series({"level": level, "finer": finer, "low": low, "high": high}, names.values(), of)
-        if finer or low >= kept_from:
-            connection.executemany(_DELETE_ROLLUPS, series)
+        of = _ranks(connection, low, high) if ranks is None else ranks
+        names, span = _names(connection), {"level": level, "finer": finer, "low": low, "high": high}
+        _delete(connection, span, names.values() if finer or low >= kept_from else (), of)
         if finer:
-            connection.executemany(_MERGE_ROLLUPS, series)
+            connection.executemany(_MERGE_ROLLUPS, _series(span, names.values(), of))
         else:
+            _fill(connection, span, of) if fill is None else fill(connection, span)
             insertion = "INSERT OR IGNORE INTO rollups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
             connection.executemany(insertion, _named_buckets(connection, names, low, high, of))
         finer = level
+
+
+def _fill(connection: sqlite3.Connection, span: Mapping[str, int], ranks: Sequence[int]) -> None:
+    if RUN_RANK in ranks:
+        connection.execute(_FILL_RUN, span)
+    connection.executemany(_FILL_RANK, [{**span, "rank": rank} for rank in ranks if rank != RUN_RANK])
+
+
+def _delete(
+    connection: sqlite3.Connection, span: Mapping[str, int], names: Iterable[str], ranks: Sequence[int]
+) -> None:
+    connection.executemany(_DELETE_ROLLUPS, _series(span, names, ranks))
+
+
+def _ranks(connection: sqlite3.Connection, low: int, high: int) -> tuple[int, ...]:
+    """Return the run and the ranks that have a part in the steps low..high."""
+    return (RUN_RANK, *(rank for (rank,) in connection.execute(_RANKS_OF, (low, high))))
 
 
 def _named_buckets(
@@ -251,7 +245,13 @@ def _named_buckets(
 
 
 def _series(span: Mapping[str, int], names: Iterable[str], ranks: Sequence[int]) -> list[dict[str, Any]]:
-    return [{**span, "metric": name, "rank": rank} for name in names for rank in ranks]
+    """Return the metrics with a column, and those of these names, of each rank."""
+    by_name = [*names]
+    return [
+        {**span, "metric": metric, "rank": rank}
+        for rank in ranks
+        for metric in (*(STEP_EXPRESSIONS if rank == RUN_RANK else RANK_EXPRESSIONS), *by_name)
+    ]
 
 
 def _names(connection: sqlite3.Connection) -> dict[int, str]:
