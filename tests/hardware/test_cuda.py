@@ -1,7 +1,4 @@
-"""The torch backend on an NVIDIA GPU: the curves of a CPU, no wait within a micro-batch, the memory that is stated.
-
-Left out where there is none.
-"""
+"""Torch on an NVIDIA GPU: a CPU's curves, also compiled, no wait within a micro-batch, and memory as is stated."""
 
 import gc
 from contextlib import nullcontext
@@ -10,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.trainer.support.compiled_losses import CASES, RAGGED, check, compare
 from tests.trainer.support.curves import TOLERANCES, UNEVEN, group_losses, losses, worst
 from tests.trainer.support.pinned import doubled_by_another_process
 from tests.trainer.support.quantized_model import quantized_copy
@@ -18,7 +16,6 @@ from trainctl.protocol import messages as m
 from trainctl.trainer import demo_assets
 from trainctl.trainer.data.permutation import samples_at
 
-pytestmark = [pytest.mark.needs("cuda"), pytest.mark.usefixtures("gpu_as_found")]
 GPU = {"device": "cuda"}
 STEPS = 20
 LORA = {"kind": "lora", "rank": 4, "dropout": 0.1}
@@ -37,6 +34,8 @@ def both(new_rig, **changes):
     return gpu, cpu
 
 
+@pytest.mark.needs("cuda")
+@pytest.mark.usefixtures("gpu_as_found")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_curve_is_that_of_a_cpu_with_each_kind_of_batch_and_adapter(new_rig, kind):
     apart = worst(*both(new_rig, **KINDS[kind]))
@@ -44,6 +43,8 @@ def test_the_curve_is_that_of_a_cpu_with_each_kind_of_batch_and_adapter(new_rig,
     assert 0 < apart < TOLERANCES["float32"]
 
 
+@pytest.mark.needs("cuda")
+@pytest.mark.usefixtures("gpu_as_found")
 @pytest.mark.parametrize("form", ["mlx-4bit", "nvfp4"])
 def test_a_quantized_base_draws_the_curve_of_a_cpu(new_rig, assets, tmp_path, form):
     demo_assets.make_model(tmp_path / "m", demo_assets.llama_config(hidden=64, layers=2, heads=2, intermediate=128))
@@ -52,6 +53,8 @@ def test_a_quantized_base_draws_the_curve_of_a_cpu(new_rig, assets, tmp_path, fo
     assert 0 < apart < TOLERANCES["float32"]
 
 
+@pytest.mark.needs("cuda")
+@pytest.mark.usefixtures("gpu_as_found")
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("other", ["torch", pytest.param("mlx", marks=pytest.mark.needs("mlx-gpu"))])
 def test_ranks_on_one_gpu_draw_the_curve_of_one(new_rig, new_ranks, other, dtype):
@@ -64,6 +67,8 @@ def test_ranks_on_one_gpu_draw_the_curve_of_one(new_rig, new_ranks, other, dtype
     assert apart < TOLERANCES[dtype]
 
 
+@pytest.mark.needs("cuda")
+@pytest.mark.usefixtures("gpu_as_found")
 @pytest.mark.parametrize("kind", ["blocks", *KINDS, "varlen"])
 def test_the_host_does_not_wait_within_a_micro_batch(new_rig, kind):
     rig = new_rig("torch", node=GPU, **(KINDS | {"varlen": VARLEN}).get(kind, {}))
@@ -87,6 +92,8 @@ def test_the_group_s_sum_is_copied_into_the_accumulators_that_there_are(new_rig)
     assert all(np.array_equal(sums[name], array) for name, array in backend.copy_out("accumulators").items())
 
 
+@pytest.mark.needs("cuda")
+@pytest.mark.usefixtures("gpu_as_found")
 def test_a_micro_batch_that_does_not_fit_is_run_in_halves(new_rig):
     count = 2048
     found = []
@@ -116,6 +123,8 @@ LIBRARY_BYTES = 140e6
 BYTES = {("float32", "adamw"): 20, ("bfloat16", "adamw"): 20}
 
 
+@pytest.mark.needs("cuda")
+@pytest.mark.usefixtures("gpu_as_found")
 @pytest.mark.parametrize("case", BYTES, ids=" ".join)
 def test_the_peak_is_what_the_documentation_states(new_rig, tmp_path, case):
     shape = demo_assets.llama_config(hidden=768, layers=8, heads=12, intermediate=2048)
@@ -134,6 +143,8 @@ def test_the_peak_is_what_the_documentation_states(new_rig, tmp_path, case):
     assert parts <= values["memory_peak_bytes"] <= values["memory_cap_bytes"]
 
 
+@pytest.mark.needs("cuda")
+@pytest.mark.usefixtures("gpu_as_found")
 @pytest.mark.parametrize("kind", ["adamw-8bit", "paged-adamw", "paged-adamw-8bit"])
 def test_the_optimizers_of_bitsandbytes_train(new_rig, kind):
     plain, other = (losses(new_rig("torch", node=GPU, optimizer__kind=one), True, STEPS) for one in ("adamw", kind))
@@ -141,6 +152,8 @@ def test_the_optimizers_of_bitsandbytes_train(new_rig, kind):
     assert worst(other, plain) < (0.05 if "8bit" in kind else 5e-4), "its kernels decay weights after the update"
 
 
+@pytest.mark.needs("cuda")
+@pytest.mark.usefixtures("gpu_as_found")
 def test_phases_are_times_of_the_device(new_rig):
     rig = new_rig("torch", node=GPU)
     rig.train(1, 4)
@@ -152,6 +165,8 @@ def test_phases_are_times_of_the_device(new_rig):
     assert "NVIDIA" in rig.backend.device.name
 
 
+@pytest.mark.needs("cuda")
+@pytest.mark.usefixtures("gpu_as_found")
 def test_the_buffer_of_a_sum_is_pinned_where_it_is_shared(new_rig):
     backend = new_rig("torch", node=GPU).backend
     for seed in range(2):  # also where the memory was pinned before
@@ -159,3 +174,34 @@ def test_the_buffer_of_a_sum_is_pinned_where_it_is_shared(new_rig):
         assert all(torch.from_numpy(array).is_pinned() for array in views.values())
         del views
         gc.collect()
+
+
+NODE = {"backend": "torch", "device": "cuda", "threads": 1}
+QUICK = ("ragged", "ragged lora", "bfloat16")
+TRIED = [
+    pytest.param(mode, case, marks=[] if case in QUICK else [pytest.mark.tier("soak")])
+    for mode in ("default", "reduce-overhead")
+    for case, (_, sizes, _) in CASES.items()
+    if sizes == RAGGED and (mode == "default" or "lora" not in case)
+]
+"""Graphs aren't recorded with adapters."""
+PADDED = {"4x20": 20, "3x17": 20, "2x9": 10, "1x8": 10, "1x20": 20}
+"""Of RAGGED: the lengths that rows get where CUDA graphs are recorded."""
+
+
+@pytest.mark.needs("cuda", "cuda-compiler")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("mode", "case"), TRIED)
+def test_losses_and_gradients_are_those_without(run_file, tmp_path, mode, case):
+    changes, sizes, tolerance = CASES[case]
+    run_file(**{"model__compile": mode, "nodes__here": NODE, "data__kind": "rows"} | changes)
+    found = compare(tmp_path / "run.toml", sizes, tmp_path / "cache")
+    print(mode, case, found)
+    check(found, TOLERANCES[changes.get("model__dtype", "float32")], tolerance)
+    assert found["mode"] == mode
+    if mode == "default":
+        assert found["recorded"] == 0
+        assert found["lengths"] == sorted({int(size.partition("x")[2]) for size in sizes}), "nothing is padded"
+    else:
+        assert found["recorded"] > 0, "or what overwrites results was not tried"
+        assert found["lengths"] == sorted({PADDED[size] for size in sizes})
