@@ -97,27 +97,12 @@ def test_a_run_is_started_shown_watched_counted_and_stopped(
     wait_until(lambda: call_json("status", *at)["run"]["state"] == "stopped", "the run to stop")
 
 
-def test_a_run_followed_to_its_end_is_taken_up_again_and_one_that_fails_while_it_loads_says_why(
-    agent: AgentProcess, run_config: Any, tmp_path: Path
-) -> None:
+def test_a_run_that_fails_while_it_loads_says_why(agent: AgentProcess, run_config: Any, tmp_path: Path) -> None:
     """The model's weights are not of the shapes that its configuration says: only loading it shows that."""
     at, file, model = ("--connect", agent.address), tmp_path / "run.toml", tmp_path / "model"
     make_model(model, llama_config(hidden=16, layers=1, heads=2, intermediate=32))
-    checkpoints = {"every_steps": 10, "at_end": False, "background": False}
-    tables = {"model": {"path": str(model)}, "checkpoint": checkpoints, "nodes": on_mlx(NODE)}
+    tables = {"model": {"path": str(model)}, "nodes": on_mlx(NODE)}
     file.write_text(tomli_w.dumps(run_config(run__name="tiny", **tables)))
-    done = call("run", file, "--follow", "--json", *at)
-    assert done.returncode == 0, done.stderr
-    head, *lines = map(json.loads, done.stdout.splitlines())
-    assert [line["step"] for line in lines if line["type"] == "step-committed"] == list(range(1, 31))
-    # Its newest checkpoint is of step 20: what came after is done again.
-    again = call("run", "--resume", head["run"], "--follow", "--json", *at)
-    assert again.returncode == 0, again.stderr
-    _, *lines = map(json.loads, again.stdout.splitlines())
-    steps = [line["step"] for line in lines if line["type"] == "step-committed"]
-    assert steps[0] > 20 and steps == list(range(steps[0], 31)), "the first ones may be over before it looks"
-    assert "resumed from step 20" in call("events", *at).stdout
-
     described = model / "config.json"
     described.write_bytes(described.read_bytes().replace(b'"hidden_size": 16', b'"hidden_size": 32'))
     followed = call("run", file, "--follow", *at)

@@ -1,18 +1,16 @@
 """Three ranks on three nodes as one group: commands, and agents that are killed and come back, on one run."""
 
-import signal
-
 import pytest
 from tests.asking import newest_events, run_of
 from tests.cluster.folding import check_edits, check_steps
 from tests.cluster.group_commands import send_commands
 from tests.cluster.in_process import BlockingCluster, in_process_cluster
 from tests.cluster.run_files import FOREVER, NODES, on
-from tests.cluster.waits import plans_of, wait_for_step
+from tests.cluster.waits import wait_for_step
 from tests.waiting import until
 
 from trainctl.protocol.errors import RefusedError
-from trainctl.protocol.messages import EventsRequest, LogRequest, SnapshotRequest
+from trainctl.protocol.messages import LogRequest, SnapshotRequest
 
 EVEN = {"engine": "gloo", "first_shares": "even"}
 """`check_edits` begins from even shares."""
@@ -66,22 +64,6 @@ def test_agents_killed_again_and_again_cost_no_step_and_no_trainer(group, config
     check_steps(group, before.run, 1, after.step)
 
 
-@pytest.mark.parametrize("killed", NODES)
-def test_killed_after_it_was_accepted_a_command_takes_effect_once_on_all_ranks(group, killed):
-    with group.client("alpha") as client:
-        run = run_of(client).run
-        sent = client.send("resize-batch", {"micro": 1}, wait="accepted")
-        group[killed].kill()
-        group[killed].start()
-        again = client.send("resize-batch", {"micro": 1}, id=sent.id)
-        assert (sent.state in ("accepted", "applied"), again.state) == (True, "applied"), again
-        wait_for_step(client, again.step + 1)
-    carrying = [plan for plan in plans_of(group.run_paths("alpha", run)) if again.id in plan.commands]
-    assert {plan.step for plan in carrying} == {again.step}
-    (whole,) = {plan.work for plan in carrying if plan.finishes is None}
-    assert [(NODES[work.rank], work.micro_batch) for work in whole] == [(node, 1) for node in NODES]
-
-
 def test_the_log_of_any_rank_comes_from_any_agent(group):
     run = group.view("alpha").run
     for asked in NODES:
@@ -90,21 +72,3 @@ def test_the_log_of_any_rank_comes_from_any_agent(group):
                 assert client.ask(LogRequest, run, rank).text == group.run_paths(node, run).log(rank).read_text() != ""
             with pytest.raises(RefusedError, match="rank 7"):
                 client.ask(LogRequest, run, 7)
-
-
-@pytest.mark.tier("all")
-def test_a_trainer_that_dies_comes_back_with_the_group_s_state(group):
-    with group.client() as client:
-        wait_for_step(client, 3)
-        (trainer,) = group["gamma"].trainers
-        group.call(trainer.die, -signal.SIGKILL)
-        at = client.ask(
-            SnapshotRequest, 0
-        ).run.step  # it may have died in this one or in the next, without a row of its own
-        until(lambda: group["gamma"].trainers not in ([], [trainer]), what="another trainer")
-        until(lambda: {rank.state for rank in run_of(client).ranks} == {"run"}, what="the whole group")
-        last = wait_for_step(client, max(at, run_of(client).step) + 3).run
-        texts = [event.text for event in client.ask(EventsRequest, limit=200).events]
-    assert any("gamma" in text and "was ended by signal 9" in text for text in texts), texts
-    check_steps(group, last.run, 1, at - 1)
-    check_steps(group, last.run, at + 2, last.step)

@@ -1,4 +1,4 @@
-"""A run of one rank whose trainer dies, hangs, lacks memory, has to leave or can't be started."""
+"""A run of one rank whose trainer dies, has to leave or can't be started, and what it refuses."""
 
 import re
 import signal
@@ -9,9 +9,11 @@ from tests.asking import events_of, newest_events, run_of
 from tests.cluster.in_process import BlockingAgent, blocking_cluster
 from tests.cluster.run_files import FOREVER, NODE
 from tests.cluster.waits import all_steps, wait_for_end, wait_for_step
+from tests.tui.support.cli_calls import call
 from tests.waiting import until
 
 from trainctl.node_agent.agent import Options
+from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import RefusedError
 from trainctl.protocol.messages import EventsRequest, LogRequest, StepsRequest
@@ -81,35 +83,6 @@ def open_verbs(agent: BlockingAgent) -> set[str]:
     return {row.verb for row in agent.call(agent.inner.agent._db.open_commands)}
 
 
-def test_the_only_trainer_is_shown_as_hung_while_it_stands_still_and_goes_on(agent, run_config):
-    with agent.client() as client:
-        started(client, run_config(run__steps=FOREVER, group={"hung_seconds": 1.0}))
-        (trainer,) = agent.trainers
-        agent.call(trainer.freeze)
-        rank = until(lambda: next((r for r in run_of(client).ranks if r.state == "hung"), None), 20)
-        assert "no other rank has the run's state; there is no checkpoint" in rank.why
-        agent.call(trainer.thaw)
-        until(lambda: run_of(client).ranks[0].state == "run", what="its going on")
-        wait_for_step(client, run_of(client).step + 3)
-        assert agent.trainers == [trainer]
-
-
-def test_a_micro_batch_that_does_not_fit_is_halved_and_the_step_has_all_its_samples(agent, run_config):
-    with agent.client() as client:
-        run = started(client, run_config(run__steps=FOREVER))
-        (trainer,) = agent.trainers
-        agent.call(setattr, trainer.sim, "most_samples", 3)
-        step = run_of(client).step
-        rank = until(
-            lambda: (r := run_of(client).ranks[0]).micro_batch == 2 and r,
-            what="a smaller micro-batch",
-        )
-        assert rank.share == 12
-        wait_for_step(client, step + 5)
-        cursors = [one.cursor for one in all_steps(client, run)]
-        assert cursors == [12 * number for number in range(1, len(cursors) + 1)]
-
-
 def test_a_trainer_that_cannot_be_started_refuses_the_run_and_leaves_nothing(agent: BlockingAgent, run_config):
     agent.call(agent.inner.supervisor.refuses.add, NODE)
     with agent.client() as client:
@@ -141,3 +114,25 @@ def test_a_spot_notice_has_the_run_leave_and_its_withdrawal_takes_runs_again(run
         wait_for_step(client, view.step + 2)
         said = [event.text for event in events_of(client, run)]
         assert any("the run stops with a checkpoint and can be resumed" in text for text in said)
+
+
+def test_a_verb_that_the_run_does_not_take_is_refused_with_the_same_words_everywhere(agent, run_config):
+    why = "there are no held-out samples: data.held_out is 0"
+    with agent.client() as client:
+        config = run_config(run__steps=FOREVER, data__held_out=0)
+        client.send("start-run", {"config": config}, wait="accepted")
+        run = wait_for_step(client, 1).run
+        assert (run.kind, run.verbs) == ("hosted", (("evaluate", why),))
+        assert client.ask(m.RunsRequest).runs[0].kind == "hosted"
+        (live,) = client.ask(m.SnapshotRequest, 0).runs
+        assert (live.run, live.state, live.kind, live.nodes) == (run.run, "running", "hosted", ("box",))
+        reply = client.send("evaluate", {})
+        assert (reply.state, reply.field, reply.reason) == ("rejected", "verb", why)
+        for wait in ("applied", "none"):
+            done = call("send", "evaluate", "--wait", wait, "--connect", agent.address)
+            assert done.returncode == 3 and f"evaluate rejected: {why}" in done.stderr.replace("verb: ", ""), done
+        assert client.send("stop", {"checkpoint": False}).state == "applied"
+        wait_for_end(client)
+        until(
+            lambda: client.ask(m.SnapshotRequest, 0).runs == (), what="a list of live runs without one that has ended"
+        )
