@@ -1,6 +1,6 @@
-"""Another node conducts: the lead hands over, is gone for good, or comes back and finds that it leads no more.
+"""Another node conducts: the lead hands over, is gone, and comes back and finds that it leads no more.
 
-Three unlike ranks, edited, with a reducer killed and under six leads one after another, train as one rank does.
+Three unlike ranks, edited, with a reducer killed and under four leads one after another, train as one rank does.
 """
 
 import contextlib
@@ -9,10 +9,8 @@ from typing import Any
 
 import psutil
 import pytest
-import zmq
 from tests.asking import events_of, run_of
 from tests.cluster.folding import check_edits, check_steps
-from tests.cluster.greeter import claim
 from tests.cluster.run_files import NODES, on
 from tests.cluster.waits import all_steps, promote, wait_for_end, wait_for_step
 from tests.integration.support.clusters import Cluster
@@ -59,12 +57,11 @@ def test_three_ranks_edited_and_under_one_lead_after_another_train_as_one_does(c
     with watched(cluster, "alpha") as lines:
         edit_and_kill_a_reducer(cluster, run, config)
         hand_over(cluster, run)
-        hand_over_to_nobody(cluster)
         at = paused(cluster, "alpha").step
         until(lambda: (told := steps_of(lines)) and told[-1][0] == at, 20, "the steps that are watched")
         assert [line["state"] for line in lines if line["type"] == "connection"] == ["connected"]
-        lose_leads(cluster)
-        check(cluster, run, "beta", one_rank_curve({**config, "nodes": on("alpha", alpha={"micro": 6})}))
+        lose_the_lead(cluster)
+        check(cluster, run, "gamma", one_rank_curve({**config, "nodes": on("alpha", alpha={"micro": 6})}))
     check_watched(lines, STEPS)
 
 
@@ -146,29 +143,14 @@ def verbs_of(events: Sequence[m.Event]) -> list[str]:
     return [event.verb for event in events if event.outcome == "applied"]
 
 
-def hand_over_to_nobody(cluster: Cluster) -> None:
-    """The node that claims it is gone at once, and it is conducted again. A stranger's claim is refused."""
-    before = view_at(cluster, "alpha")
-    with zmq.Context() as context:
-        for name, refused in (("omega", True), ("beta", False)):
-            consent = claim(context, cluster["alpha"].address, name, before)
-            assert bool(consent.refusal) == refused, consent
-    assert view_at(cluster, "alpha").lead == "beta"
-    view = until(lambda: (v := view_at(cluster, "alpha")).lead == "alpha" and v.state == "running" and v, 40)
-    assert view.generation.term > before.generation.term + 1
-    with cluster.client("alpha") as client:
-        wait_for_step(client, view.step + 3)
-
-
 def without_alpha(view: m.RunView) -> m.RunView | None:
     """The view, if the run goes on without the first rank alone. On a busy machine another one may be away at first."""
     goes_on = view.state == "running" and [rank.state for rank in view.ranks] == ["lost", "run", "run"]
     return view if goes_on else None
 
 
-def lose_leads(cluster: Cluster) -> None:
-    """The first is replaced by a majority; the second, when there is none left, only by the word that it is off for
-    certain. Both follow when they are back."""
+def lose_the_lead(cluster: Cluster) -> None:
+    """It is replaced by a majority, and follows when it is back; what it applied isn't applied again."""
     resume(cluster, "alpha")
     note = {"verb": "note", "args": {"text": "before"}, "id": "00000000-0000-4000-8000-000000000001"}
     with cluster.client("alpha") as client:
@@ -183,24 +165,10 @@ def lose_leads(cluster: Cluster) -> None:
         assert (again.state, again.step) == (asked.state, asked.step)
         wait_for_step(client, view.step + 3)
         assert client.send("pause", {}).state == "applied"
-    cluster["gamma"].kill()
-    with cluster.client("beta") as client:
-        until(lambda: {peer.state for peer in client.ask(m.SnapshotRequest, 0).peers} == {"silent"}, 20, "the silence")
-    refused = promote(cluster, "beta", through="beta")
-    assert (refused.state, refused.field) == ("rejected", "node")
-    assert "1 of 3 nodes agree, but a majority is 2" in refused.reason and "--old-lead-is-off" in refused.reason
-    assert view_at(cluster, "beta").lead == "gamma"
-    assert promote(cluster, "beta", through="beta", off=True).state == "applied"
-    for node in ("gamma", "alpha"):
-        cluster.start(node)
-    until(lambda: {view_at(cluster, node).lead for node in NODES} == {"beta"}, 30, "one lead")
-    with cluster.client("beta") as client:
-        until(
-            lambda: all(rank.backend is not None for rank in run_of(client).ranks),
-            60,
-            "all trainers",
-        )
-    resume(cluster, "beta")
+        cluster.start("alpha")
+        until(lambda: {view_at(cluster, node).lead for node in NODES} == {"gamma"}, 30, "one lead")
+        until(lambda: all(rank.backend is not None for rank in run_of(client).ranks), 60, "all trainers")
+    resume(cluster, "gamma")
 
 
 def check(cluster: Cluster, run: str, lead: str, undisturbed: list[m.StepCommitted]) -> None:
@@ -212,7 +180,7 @@ def check(cluster: Cluster, run: str, lead: str, undisturbed: list[m.StepCommitt
     assert worst_deviation(steps, undisturbed) <= 1e-5
     with cluster.client(lead) as client:
         events = events_of(client, run)
-    check_ledger(cluster, run, STEPS, {"alpha", "gamma"} | given_up(events), lead)
+    check_ledger(cluster, run, STEPS, {"alpha"} | given_up(events), lead)
     for node in NODES:
         with cluster.client(node) as client:
             copied = until(
