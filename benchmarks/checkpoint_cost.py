@@ -28,7 +28,7 @@ from trainctl.trainer.checkpoints.checkpointer import Checkpointer
 from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.step.progress import Progress
-from trainctl.trainer.step.rank import Identity, Rank, Settings
+from trainctl.trainer.step.rank import Identity, Rank
 
 MOST_COPY, MOST_STEP, MOST_LATE_STEP = 1.1, 1.05, 1.2
 """Bars: the copy over a memcpy, and the median and the 95th percentile of steps while a checkpoint is written, over the
@@ -56,9 +56,9 @@ class BenchedRank:
         })  # fmt: skip
         self.dataset = open_dataset(config, paths.directory / "data", "run.toml")
         self.backend, self.progress = load(config, config.nodes["here"], "run.toml"), Progress()
-        who, settings = Identity("run-1", "here", 0), Settings.of(config, "here")
+        who = Identity("run-1", "here", 0)
         status = StatusWriter(paths.status_page(0), os.getpid())
-        rank = Rank(who, settings, self.backend, self.dataset, self.progress, status, send=lambda message: None)
+        rank = Rank(who, config, self.backend, self.dataset, self.progress, status, send=lambda message: None)
         self.saver = Saver(rank, config, paths, model_digests(folder / "model").whole)
         self._count = 0
 

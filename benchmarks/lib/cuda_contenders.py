@@ -24,7 +24,7 @@ from trainctl.trainer.backends.load import load
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.loop import train
 from trainctl.trainer.step.progress import Progress
-from trainctl.trainer.step.rank import Identity, Rank, Settings
+from trainctl.trainer.step.rank import Identity, Rank
 
 RATE, PASSES, SAMPLES = 1e-4, 2, 64
 
@@ -110,7 +110,7 @@ class Ours:
         status = StatusWriter(work.folder / "status", os.getpid())
         self._rank = Rank(
             Identity("speed", "here", 0),
-            Settings.of(config, "here"),
+            config,
             self.backend,
             data,
             progress,

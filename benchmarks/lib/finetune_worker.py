@@ -24,7 +24,7 @@ from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.data.permutation import samples_at
 from trainctl.trainer.loop import train
 from trainctl.trainer.step.progress import Progress
-from trainctl.trainer.step.rank import Identity, Rank, Settings
+from trainctl.trainer.step.rank import Identity, Rank
 
 RATE = 1e-4
 GENERATION = Generation(1, 1)
@@ -93,9 +93,8 @@ def ours(config: Any, dataset: Dataset, status: Path) -> None:
     progress.load(0, 0)
     who = Identity("speed", "here", 0)
     progress.form(Form(run=who.run, generation=GENERATION, engine="none", ranks=(0,)))
-    settings = Settings.of(config, "here")
     backend = load(config, node, "speed")
-    rank = Rank(who, settings, backend, dataset, progress, StatusWriter(status, os.getpid()), send=lambda message: None)
+    rank = Rank(who, config, backend, dataset, progress, StatusWriter(status, os.getpid()), send=lambda message: None)
     batch = config.batch.global_
     for step in range(1, config.run.steps + 1):
         cursor = (step - 1) * batch

@@ -13,12 +13,12 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from trainctl.protocol.config.run_tables import BatchTable, DataTable, ModelTable, OptimizerTable, RunFile, RunTable
 from trainctl.protocol.messages import Form, FromTrainer, Generation, Range, RankWork, Report, StepPlan
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
-from trainctl.trainer import loop
 from trainctl.trainer.backends.backend import Backend, CompileMeter, Device, TrainingRecipe
 from trainctl.trainer.backends.memory import HostMemory, Memory, MemoryByPart
 from trainctl.trainer.calibration.sweep import STEPS
@@ -30,8 +30,9 @@ from trainctl.trainer.data.permutation import Indices
 from trainctl.trainer.loop import train
 from trainctl.trainer.objectives.losses import NextToken
 from trainctl.trainer.objectives.objective import Sums
+from trainctl.trainer.step import observer
 from trainctl.trainer.step.progress import Progress
-from trainctl.trainer.step.rank import Identity, Rank, Settings
+from trainctl.trainer.step.rank import Identity, Rank
 
 Micros = NDArray[np.float64]
 Context = AbstractContextManager[object]
@@ -40,6 +41,13 @@ OWN_VALUES = 7
 SAMPLES = 8
 GENERATION = Generation(1, 1)
 IDENTITY = Identity("bench", "here", 0)
+CONFIG = RunFile(
+    run=RunTable(name="bench", steps=1),
+    model=ModelTable(path="model"),
+    data=DataTable(path="data", prefetch=0),
+    batch=BatchTable(global_=SAMPLES),
+    optimizer=OptimizerTable(learning_rate=1e-3),
+)
 
 
 class TimedProgress(Progress):
@@ -136,8 +144,7 @@ class Loop:
         self.progress.load(0, 0)
         self.progress.form(Form(run=IDENTITY.run, generation=GENERATION, engine="none", ranks=(0,)))
         backend, data = cast(Backend, Work(work, self.progress)), cast(Dataset, Samples())
-        settings = Settings(0, "float32", 1.0, 0)
-        self._rank = Rank(IDENTITY, settings, backend, data, self.progress, status, send=send)
+        self._rank = Rank(IDENTITY, CONFIG, backend, data, self.progress, status, send=send)
 
     def step(self) -> Report:
         brought = {f"user:metric_{place}": 0.125 * place for place in range(self._values - OWN_VALUES)}
@@ -145,7 +152,7 @@ class Loop:
         def step_values(_: object, own: Tail, *__: object) -> dict[str, float]:
             return {"own_loss": own.loss_sum / own.weight, **brought}
 
-        loop.step_values = step_values  # type: ignore[assignment]
+        observer._step_values = step_values  # type: ignore[assignment]
         self._step += 1
         cursor = (self._step - 1) * SAMPLES
         plan = StepPlan(

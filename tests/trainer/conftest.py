@@ -48,7 +48,7 @@ from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.loop import train
 from trainctl.trainer.reference import ReferenceSettings, prepare_reference, wants_reference
 from trainctl.trainer.step.progress import Progress
-from trainctl.trainer.step.rank import Identity, Rank, Settings
+from trainctl.trainer.step.rank import Identity, Rank
 
 GENERATION = m.Generation(1, 1)
 G = 12
@@ -193,10 +193,9 @@ def new_rig(run_file, tmp_path, assets):
             prepare_reference(kept, dataset, loaded)
         progress = Progress()
         progress.load(0, 0)
-        settings = Settings.of(config, "here")
         sent: list[m.FromTrainer] = []
         model = wrap(loaded) if wrap else loaded
-        made = Rank(Identity("r", "here", rank or 0), settings, model, dataset, progress, status, send=sent.append)
+        made = Rank(Identity("r", "here", rank or 0), config, model, dataset, progress, status, send=sent.append)
         opened.append(made)
         rig = Rig(config, model, dataset, progress, made, sent)
         if rank is None:

@@ -21,7 +21,7 @@ from trainctl.trainer.data.dataset import Dataset, open_dataset
 from trainctl.trainer.loop import train
 from trainctl.trainer.reference import ReferenceSettings, prepare_reference, wants_reference
 from trainctl.trainer.step.progress import Progress
-from trainctl.trainer.step.rank import Identity, Rank, Settings
+from trainctl.trainer.step.rank import Identity, Rank
 
 ALONE = Identity("alone", "here", 0)
 GENERATION = m.Generation(1, 1)
@@ -64,11 +64,13 @@ def _rank(run: run_tables.RunFile, dataset: Dataset, status: StatusWriter, folde
     progress.load(0, 0)
     assert progress.form(m.Form(run=ALONE.run, generation=GENERATION, engine="none", ranks=(ALONE.rank,)))
     ((name, node),) = run.nodes.items()
-    settings, backend = Settings.of(run, name), load(run, node, "reference")
+    backend = load(run, node, "reference")
     if wants_reference(run):
         model = model_digests(Path(run.model.path)).whole
         prepare_reference(ReferenceSettings.of(run, name, folder, model), dataset, backend)
-    return Rank(ALONE, settings, backend, dataset, progress, status, send=lambda message: None)
+    return Rank(
+        Identity(ALONE.run, name, ALONE.rank), run, backend, dataset, progress, status, send=lambda message: None
+    )
 
 
 def _plans(run: run_tables.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:

@@ -10,8 +10,9 @@ from tests.trainer.support.curves import TOLERANCES, UNEVEN, G, group_losses, lo
 from tests.trainer.support.library_trainers import library_model
 from tests.trainer.support.passes import furthest, loss_and_gradient
 
+from trainctl.protocol.config.micro_batches import micro_tokens_of
+from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.trainer.step.rank import Settings
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "trainer" / "losses.json"
 ALL = pytest.mark.tier("all")
@@ -168,7 +169,8 @@ def test_micro_batches_filled_by_tokens_leave_the_curve_alone(new_rig, backend, 
 
 def test_a_node_s_own_micro_tokens_win_and_text_is_not_packed(run_file):
     config = run_file(batch={"global": G, "micro_tokens": 90}, nodes={"a": {"micro_tokens": 0}, "b": {}})
-    assert [Settings.of(config, name).micro_tokens for name in ("a", "b", "other")] == [0, 90, 90]
+    tables = (config.nodes.get(name, NodeTable()) for name in ("a", "b", "other"))
+    assert [micro_tokens_of(config, table) for table in tables] == [0, 90, 90]
     with pytest.raises(InvalidInputError, match=r"data\.packing: packs rows and samples; text fills its blocks"):
         run_file(data__packing="best-fit")
 

@@ -23,7 +23,7 @@ from trainctl.trainer.checkpoints.saver import Saver
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.data.dataset import open_dataset
 from trainctl.trainer.step.progress import Progress
-from trainctl.trainer.step.rank import Identity, Rank, Settings
+from trainctl.trainer.step.rank import Identity, Rank
 
 G, RATE = 8, 2e-2
 
@@ -44,9 +44,9 @@ class TrainedRun:
         self._dataset = open_dataset(config, directory / "data", "run.toml")
         self._backend = load(config, config.nodes["here"], "run.toml")
         self._progress = Progress()
-        who, settings = Identity(directory.name, "", 0), Settings.of(config, "here")
+        who = Identity(directory.name, "", 0)
         status = StatusWriter(self.paths.status_page(0), os.getpid())
-        rank = Rank(who, settings, self._backend, self._dataset, self._progress, status, send=lambda message: None)
+        rank = Rank(who, config, self._backend, self._dataset, self._progress, status, send=lambda message: None)
         self._saver = Saver(rank, config, self.paths, model_digests(model).whole)
         self.batch: Batch = self._dataset.batch(np.arange(6))
         with RunDb(self.paths, resumable=False) as record:

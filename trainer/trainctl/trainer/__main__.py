@@ -27,7 +27,7 @@ from trainctl.trainer.control.thread import Control
 from trainctl.trainer.loading import WHERE, Loader, checked_run_file, engine_of_run
 from trainctl.trainer.runtime import Trainer
 from trainctl.trainer.step.progress import Progress
-from trainctl.trainer.step.rank import Identity, Rank, Settings
+from trainctl.trainer.step.rank import Identity, Rank
 
 SIGNALS = {signal.SIGTERM, signal.SIGINT}
 GRACE_SECONDS = 5.0
@@ -107,7 +107,7 @@ def _run(arguments: argparse.Namespace, termination: Termination) -> None:
         loader = Loader(who, config, paths, status, control)
         dataset = loader.data()
         backend, model_files = loader.model(dataset, is_new=arguments.resume_from is None)
-        rank = Rank(who, Settings.of(config, who.node), backend, dataset, progress, status, send=control.send)
+        rank = Rank(who, config, backend, dataset, progress, status, send=control.send)
         trainer = Trainer(rank, config, paths, control, model_files, standby)
         trainer.resume(arguments.resume_from, loader.look)
         termination.leave_by(lambda: control.leave(Signalled("ended by a signal")), lambda: trainer.written_bytes)

@@ -73,7 +73,7 @@ def train(rank: Rank, plan: StepPlan, started: float) -> Report:
             update = _update(rank, plan, batch, tail)
         rank.status.show("commit")
         progress.commit(plan)
-        rank.loss_scale.committed(rank.settings.dtype, update.skipped)
+        rank.loss_scale.committed(rank.config.model.computed, update.skipped)
         report = rank.observer.step_report(
             plan, watch, queue, update, own=own, own_samples=batch.samples, total=tail, reduced=rank.group.reduced
         )
@@ -147,7 +147,7 @@ def _update(rank: Rank, plan: StepPlan, batch: AccumulatedBatch, tail: Tail) -> 
         return Update(norm, skipped="empty")
     if not math.isfinite(norm):
         return Update(norm, skipped="overflow")
-    limit = rank.settings.clip_norm
+    limit = rank.config.optimizer.clip_norm
     clip = min(1.0, limit / (norm + _CLIP_EPSILON)) if limit > 0 else 1.0
     with rank.observer.update(plan.step):
         rank.backend.update(plan.learning_rate, to_mean * clip)

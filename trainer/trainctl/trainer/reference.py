@@ -16,7 +16,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
-from trainctl.protocol.config.micro_batches import micro_of
+from trainctl.protocol.config.micro_batches import micro_of, micro_tokens_of
 from trainctl.protocol.config.objectives import caches_reference
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
@@ -82,7 +82,7 @@ class ReferenceSettings:
     def of(cls, config: RunFile, node: str, folder: Path, model: str) -> "ReferenceSettings":
         """Return the settings of a node. A forward and backward pass of so many tokens fits into its memory."""
         table = config.nodes.get(node, NodeTable())
-        tokens = table.micro_tokens if table.micro_tokens is not None else config.batch.micro_tokens
+        tokens = micro_tokens_of(config, table)
         sequences = 2 * micro_of(config, table)
         return cls(folder, model, compute_of(config.model), tokens or sequences * config.data.sequence_length)
 

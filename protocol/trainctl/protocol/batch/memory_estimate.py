@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from trainctl.protocol.config.adapted_layers import adapted_layers
-from trainctl.protocol.config.micro_batches import micro_of
+from trainctl.protocol.config.micro_batches import micro_of, micro_tokens_of
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.quantization import UNPACKED_VALUES
@@ -238,7 +238,7 @@ def _pass_tokens(config: RunFile, node: NodeTable) -> int:
     """The most of a micro-batch: its samples' at full length, or the limit of a pass, but one sample at least."""
     sequences = objective_of(config.objective, config.data.kind).sequences
     length = config.data.sequence_length * sequences
-    limit = config.batch.micro_tokens if node.micro_tokens is None else node.micro_tokens
+    limit = micro_tokens_of(config, node)
     tokens = micro_of(config, node) * length
     return min(tokens, max(limit, length)) if limit else tokens
 

@@ -15,6 +15,7 @@ import tomli_w
 from msgspec import Meta
 
 from trainctl.protocol.config import validation_errors
+from trainctl.protocol.config.micro_batches import micro_tokens_of
 from trainctl.protocol.config.run_file import on_node
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
@@ -154,7 +155,6 @@ def key_of(config: RunFile, node: str, *, backend: str, device: str, model_diges
 def settings_digest(config: RunFile, node: str) -> str:
     """Digest of the settings, other than those in the key itself, that change a pass's time or memory."""
     here, table = on_node(config, node), config.nodes.get(node, NodeTable())
-    micro_tokens = config.batch.micro_tokens if table.micro_tokens is None else table.micro_tokens
     settings: list[Any] = [
         [getattr(here.model, name) for name in _OF_MODEL],
         [getattr(here.data, name) for name in _OF_DATA],
@@ -162,7 +162,7 @@ def settings_digest(config: RunFile, node: str) -> str:
         here.adapter,
         here.objective,
         here.optimizer.kind,
-        micro_tokens,
+        micro_tokens_of(config, table),
         here.data.path if here.data.kind != "text" else "",  # the lengths of rows differ from file to file
     ]
     settings += [[name, value] for name, value, default in _newer(config, table) if value != default]

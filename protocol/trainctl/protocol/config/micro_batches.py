@@ -35,6 +35,11 @@ def micro_of(config: RunFile, table: NodeTable) -> int:
     return unmeasured_micro(wanted_micro(config, table), config.batch.global_, table.share)
 
 
+def micro_tokens_of(config: RunFile, table: NodeTable) -> int:
+    """Return the most padded tokens of a pass of the node with this table; 0: no limit."""
+    return config.batch.micro_tokens if table.micro_tokens is None else table.micro_tokens
+
+
 def first_micro(config: RunFile, table: NodeTable) -> int:
     """Return the samples per pass of the first step of the node with this table, as long as no profile is known."""
     micro = micro_of(config, table)

@@ -28,7 +28,7 @@ from trainctl.trainer.loop import train
 from trainctl.trainer.reference import wants_reference
 from trainctl.trainer.step import side_plans
 from trainctl.trainer.step.progress import Progress
-from trainctl.trainer.step.rank import Identity, Rank, Settings
+from trainctl.trainer.step.rank import Identity, Rank
 
 REPEATS: Final = 2
 """Measurements of a size after the first, of which the fastest counts: other work on the machine only slows passes."""
@@ -80,7 +80,7 @@ class StepRunner:
             data.attach_reference(np.broadcast_to(np.float32(0), (data.counted,)))
         self._rank = Rank(
             Identity("calibration", node, 0),
-            Settings.of(config, node),
+            config,
             backend,
             data,
             self._progress,

@@ -19,7 +19,7 @@ import numpy as np
 
 from trainctl.protocol.batch.data_statistics import Assembling, DataRates, StepNeed
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.micro_batches import micro_of
+from trainctl.protocol.config.micro_batches import micro_of, micro_tokens_of
 from trainctl.protocol.config.names import node_directory
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError
@@ -31,7 +31,6 @@ from trainctl.trainer.data.permutation import Indices, samples_at
 from trainctl.trainer.data.token_cache import drop_pages, sources_of
 from trainctl.trainer.data.tokenizing import open_cache
 from trainctl.trainer.step.micro_batches import Limits, longest_first
-from trainctl.trainer.step.rank import Settings
 
 COLD_SECONDS, WARM_SECONDS = 3.0, 1.0
 """Most that is read from the disk, and least that is read from memory."""
@@ -45,17 +44,17 @@ class MicroBatchReader:
     """One rank's micro-batches in the order of its steps, assembled ahead as it would."""
 
     def __init__(self, config: RunFile, node: str, dataset: Dataset) -> None:
-        self._settings, self._dataset = Settings.of(config, node), dataset
+        self._config, self._dataset = config, dataset
         table = config.nodes.get(node, NodeTable())
         self._batch, self._share = config.batch.global_, table.share or config.batch.global_
-        self._micro = micro_of(config, table)
+        self._limits = Limits(micro_of(config, table), micro_tokens_of(config, table))
 
     def pieces(self) -> Iterator[Indices]:
         """Yield the micro-batches of one epoch, or of its first samples."""
-        limits, cursor = Limits(self._micro, self._settings.micro_tokens), 0
+        cursor = 0
         while cursor == 0 or cursor + self._batch <= min(self._dataset.samples, _MOST_SAMPLES):
             positions = np.arange(cursor, cursor + self._share, dtype=np.int64)
-            yield from limits.cut(*longest_first(positions, lambda at: self._dataset.targets(self._samples(at))))
+            yield from self._limits.cut(*longest_first(positions, lambda at: self._dataset.targets(self._samples(at))))
             cursor += self._batch
 
     def make(self, positions: Indices) -> Any:
@@ -64,8 +63,9 @@ class MicroBatchReader:
 
     def read(self, pieces: Iterator[Indices], seconds: float) -> tuple[Assembling, list[Indices]]:
         """Assemble micro-batches for about so many seconds, or until there are no more; and which they were."""
-        ahead = Prefetch(self.make, self._settings.prefetch, self._settings.workers)
-        following, done, tokens = deque(islice(pieces, self._settings.prefetch + 1)), [], 0
+        data = self._config.data
+        ahead = Prefetch(self.make, data.prefetch, data.workers)
+        following, done, tokens = deque(islice(pieces, data.prefetch + 1)), [], 0
         begun = time.perf_counter()
         try:
             while following and time.perf_counter() - begun < seconds:
@@ -77,7 +77,7 @@ class MicroBatchReader:
             ahead.close()
 
     def _samples(self, positions: Indices) -> Indices:
-        return samples_at(positions, self._dataset.samples, self._settings.seed)
+        return samples_at(positions, self._dataset.samples, self._config.run.seed)
 
 
 def bench(config: RunFile, node: str, where: str, caches: Path | None = None, *, with_model: bool = False) -> DataRates:

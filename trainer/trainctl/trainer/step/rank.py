@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trainctl.protocol.config.micro_batches import micro_tokens_of
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.messages import Form, FromTrainer, Generation, RankWork, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
@@ -37,44 +38,13 @@ class Identity:
     rank: int
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a run file that steps need."""
-
-    seed: int
-    dtype: str
-    clip_norm: float
-    micro_tokens: int
-    prefetch: int = 0
-    workers: int = 1
-    update_ratio_every: int = 0
-    tf32: bool = False
-
-    @classmethod
-    def of(cls, config: RunFile, node: str) -> "Settings":
-        """Return the settings of a node's rank."""
-        own = config.nodes.get(node, NodeTable()).micro_tokens
-        tokens = config.batch.micro_tokens if own is None else own
-        data, optimizer = config.data, config.optimizer
-        return cls(
-            config.run.seed,
-            config.model.computed,
-            optimizer.clip_norm,
-            tokens,
-            data.prefetch,
-            data.workers,
-            optimizer.update_ratio_every,
-            config.model.tf32,
-        )
-
-
 class Rank:
     """Carries out one plan at a time on the main thread."""
 
     def __init__(
         self,
         who: Identity,
-        settings: Settings,
+        config: RunFile,
         backend: Backend,
         dataset: TrainingData,
         progress: Progress,
@@ -83,14 +53,14 @@ class Rank:
         send: Callable[[FromTrainer], None],
     ) -> None:
         """`send` passes a message to the agent without waiting."""
-        self.who, self.settings, self.backend, self.dataset = who, settings, backend, dataset
+        self.who, self.config, self.backend, self.dataset = who, config, backend, dataset
         self.progress, self.status, self.send = progress, status, send
         self.objective = backend.recipe.objective
         self.group: Group = Solo()
-        self.loss_scale = LossScale.of(settings.dtype)
-        self.fitting = FittingLimits(settings.micro_tokens)
-        self.prefetch = Prefetch(self.batch, settings.prefetch, settings.workers)
-        self.observer = Observer(who.run, who.rank, backend, status, settings.update_ratio_every)
+        self.loss_scale = LossScale.of(config.model.computed)
+        self.fitting = FittingLimits(micro_tokens_of(config, config.nodes.get(who.node, NodeTable())))
+        self.prefetch = Prefetch(self.batch, config.data.prefetch, config.data.workers)
+        self.observer = Observer(who.run, who.rank, backend, status, config.optimizer.update_ratio_every)
 
     def close(self) -> None:
         """Leave the group, and end the threads that assemble batches."""
@@ -108,7 +78,7 @@ class Rank:
         if adapter is None or not adapter.table.dropout:
             return batch
         rows = (positions[:, None] * batch.sequences + np.arange(batch.sequences)).ravel()
-        return replace(batch, keys=token_keys(self.settings.seed, rows, batch.inputs.shape[1]))
+        return replace(batch, keys=token_keys(self.config.run.seed, rows, batch.inputs.shape[1]))
 
     def targets(self, positions: Indices) -> Indices:
         """Return the length of the sample at each position, in tokens to learn."""
@@ -120,7 +90,7 @@ class Rank:
         return self.dataset.sequence_lengths(self._samples(positions))
 
     def _samples(self, positions: Indices) -> Indices:
-        return self.dataset.samples_at(positions, self.settings.seed)
+        return self.dataset.samples_at(positions, self.config.run.seed)
 
 
 def copy_state_to_ranks_behind(rank: Rank, group: Group, form: Form) -> None:

@@ -131,7 +131,7 @@ def probe(rank: Rank, plan: StepPlan, started: float, family: str) -> Probed:
         rank.progress.check(plan.generation)
 
     with watch.phase("probe"):
-        log_probabilities, noise = preflight.probe(rank.backend, batch, tf32=rank.settings.tf32, check=check)
+        log_probabilities, noise = preflight.probe(rank.backend, batch, tf32=rank.config.model.tf32, check=check)
     report = rank.observer.report(plan, watch)
     return preflight.probed(report, rank.backend, batch, family, log_probabilities, noise)
 

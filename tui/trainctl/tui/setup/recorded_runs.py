@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.micro_batches import micro_of
+from trainctl.protocol.config.micro_batches import micro_of, micro_tokens_of
 from trainctl.protocol.config.names import state_root
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
@@ -45,7 +45,7 @@ def newest_like(config: RunFile, node: str, root: Path | None = None) -> Recorde
 def _settings(config: RunFile, node: str) -> list[Any]:
     """Return what a rank's speed and memory depend on, but for its share."""
     own, here = config.nodes.get(node, NodeTable()), run_file.on_node(config, node)
-    data, batch = here.data, config.batch
+    data = here.data
     return [
         here.model,
         config.adapter,
@@ -56,7 +56,7 @@ def _settings(config: RunFile, node: str) -> list[Any]:
         data.sequence_length,
         data.packing,
         micro_of(config, own),
-        batch.micro_tokens if own.micro_tokens is None else own.micro_tokens,
+        micro_tokens_of(config, own),
         own.backend,
         own.device,
         own.threads,
