@@ -5,7 +5,6 @@ import math
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +12,9 @@ import pytest
 from tests.asking import run_of
 from tests.conftest import ROOT
 from tests.lacking import lacks
-from tests.tui.support.cli_calls import COMMAND, ENVIRONMENT, assert_none_left, call, call_json, end_all, started
+from tests.tui.support.cli_calls import ENVIRONMENT, assert_none_left, call, call_json, end_all, started
 from tests.tui.support.simulated_cluster import simulated_cluster
-from tests.waiting import HANG_SECONDS, slowness, until
+from tests.waiting import HANG_SECONDS, until
 
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
@@ -27,16 +26,6 @@ STEPS = 8
 TOKENS_PER_STEP = 24 * 128
 STEER = ROOT / "examples" / "nodejs" / "steer.mjs"
 SHARES = {"torch-a": 12, "torch-b": 10, "mlx-c": 2}
-
-
-def demo(folder: Path, *arguments: str, seconds: float = HANG_SECONDS) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [*COMMAND, "demo", "--folder", str(folder), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
 
 
 class Shown:
@@ -132,18 +121,6 @@ def test_the_dpo_demo_trains_adapters_on_torch_and_mlx_and_evaluates_held_out_pa
         (evaluated,) = record.held_out_pairs(5)
     assert all(pair.prompt and pair.chosen_text and pair.rejected_text for pair in evaluated.pairs)
     assert any(pair.margin for pair in evaluated.pairs)
-
-
-@pytest.mark.tier("test")
-def test_a_demo_that_cannot_start_is_one_line_and_leaves_nothing(tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("in the way")
-    begun = time.monotonic()
-    done = demo(blocked, "--headless", "--steps", "5")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert str(blocked) in done.stderr.splitlines()[-1]
-    assert time.monotonic() - begun < 60 * slowness()
 
 
 def trainctl(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -101,18 +101,6 @@ def test_the_screen_survives_its_agent(running, tmp_path):
         terminal.close()
 
 
-@pytest.mark.tier("test")
-@needs_tmux
-def test_without_an_agent_it_says_what_to_do_and_leaves_a_clean_terminal(tmp_path):
-    terminal = Terminal(tmp_path, 80, 24, f"{TRAINCTL} status --connect tcp://127.0.0.1:9")
-    try:
-        screen = terminal.wait_for(r"no agent|unreachable|nothing answered")
-        assert "Traceback" not in screen
-        assert terminal.exit_status() == "status=5"
-    finally:
-        terminal.close()
-
-
 class StrangeAgent:
     """Stands where an agent would, and answers every request by its `manner`."""
 

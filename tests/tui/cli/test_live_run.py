@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import threading
 import uuid
@@ -169,16 +168,6 @@ def test_watch_and_events_followed_show_what_happens_until_ctrl_c(training: Trai
     assert steps == list(range(steps[0], steps[0] + 5))
 
 
-def test_a_pipe_that_closes_ends_watch_quietly(training: Trained) -> None:
-    with started("watch", *training.at) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == ""
-        assert process.wait(HANG_SECONDS) == 128 + signal.SIGPIPE
-
-
 def test_logs_followed(training: Trained) -> None:
     with started("logs", "-f", "-n", "0", *training.at) as process:
         assert process.stdout is not None
@@ -268,27 +257,6 @@ def test_what_the_agent_refuses_is_exit_code_3_with_its_reason(training: Trained
         second = call("run", training.file, *follow, *training.at)
         assert_one_line(second, 3, "start-run rejected: run: tiny-", "one run at a time")
     assert call_json("status", *training.at)["run"]["state"] == "running"
-
-
-def test_what_is_not_applied_in_time_is_exit_code_4(training: Trained) -> None:
-    """While the trainer stands still an accepted command can't take effect."""
-    (trainer,), same = training.agent.trainers, str(uuid.uuid4())
-    training.agent.call(trainer.freeze)
-    slow = call("send", "set-lr", "value=1e-3", "--timeout", "1", "--id", same, *training.at)
-    accepted = call_json("send", "set-lr", "value=1e-3", "--wait", "accepted", "--id", same, *training.at)
-    training.agent.call(trainer.thaw)
-    assert_one_line(slow, 4, f"accepted, but not applied within 1 s; repeat the call with --id {same}")
-    assert accepted["state"] == "accepted"
-    assert call_json("send", "set-lr", "value=1e-3", "--id", same, *training.at)["state"] == "applied"
-
-
-def test_sent_without_waiting_it_still_arrives(training: Trained) -> None:
-    text = f"note {uuid.uuid4()}"
-    done = call("send", "note", f"text={text}", "--wait", "none", *training.at)
-    assert done.returncode == 0
-    assert re.fullmatch(r"note sent without waiting; id [0-9a-f-]{36}\n", done.stdout)
-    assert call_json("send", "resume", "--wait", "none", *training.at)["state"] is None
-    until(lambda: text in call("events", "-n", "20", *training.at).stdout, what="the note")
 
 
 # ---------------------------------------------------------------- runs
