@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from trainctl.node_agent.planning import lr_schedule, ranges
+from trainctl.node_agent.planning import plans
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.machine.file_digests import model_digests
@@ -75,13 +75,13 @@ def _rank(run: run_tables.RunFile, dataset: Dataset, status: StatusWriter, folde
 
 def _plans(run: run_tables.RunFile, dataset: Dataset, steps: int) -> Iterator[m.StepPlan]:
     (node,) = run.nodes.values()
-    batch, divisor = run.batch.global_, ranges.divisor(run.batch.global_, dataset.mean_weight)
+    batch, divisor = run.batch.global_, plans.divisor(run.batch.global_, dataset.mean_weight)
     for step in range(1, steps + 1):
         cursor = (step - 1) * batch
         yield m.StepPlan(
             run=ALONE.run, generation=GENERATION, seq=step, kind="train", step=step, plan_version=1, cursor=cursor,
             global_batch=batch, divisor=divisor,
-            learning_rate=lr_schedule.base_rate(run.optimizer, run.run.steps, step),
+            learning_rate=plans.base_rate(run.optimizer, run.run.steps, step),
             work=(m.RankWork(ALONE.rank, (m.Range(cursor, batch),), node.micro or run.batch.micro),),
         )  # fmt: skip
 

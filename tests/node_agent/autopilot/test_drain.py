@@ -12,7 +12,7 @@ from tests.node_agent.support.simulation import config, durable
 from trainctl.node_agent.autopilot.policies.drain import Drain
 from trainctl.node_agent.autopilot.policy import Memory, Proposal, RunFacts, Stepped
 from trainctl.node_agent.planning import plans
-from trainctl.node_agent.planning.throughput import Rates
+from trainctl.node_agent.planning.rank_models import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 

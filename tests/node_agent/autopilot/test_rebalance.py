@@ -15,7 +15,7 @@ from trainctl.node_agent.autopilot.policies.rebalance import Rebalance
 from trainctl.node_agent.autopilot.policy import Memory, Proposal, RunFacts, Stepped, bar_size
 from trainctl.node_agent.planning import plans, share_edits
 from trainctl.node_agent.planning.durable import PolicyState
-from trainctl.node_agent.planning.throughput import Rates
+from trainctl.node_agent.planning.rank_models import Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs
 

@@ -8,7 +8,7 @@ from tests.node_agent.support.simulation import Simulation, config, durable
 
 from trainctl.node_agent.conductor.deadlines import FIRST_TIMES, LONGEST_TIMES, StallDetector
 from trainctl.node_agent.conductor.state import ConductorState, Progress
-from trainctl.node_agent.planning.throughput import write_seconds
+from trainctl.node_agent.planning.rank_models import write_seconds
 from trainctl.protocol import messages as m
 
 

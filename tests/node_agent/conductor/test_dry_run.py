@@ -7,7 +7,7 @@ import pytest
 from tests.node_agent.support.simulation import Simulation, config, durable
 
 from trainctl.node_agent.conductor import events as conductor_events
-from trainctl.node_agent.conductor.dry_run import dry_run
+from trainctl.node_agent.conductor.views import dry_run
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs

@@ -11,7 +11,7 @@ from tests.node_agent.support import walks
 from trainctl.node_agent.conductor.in_flight import InFlight
 from trainctl.node_agent.conductor.state import ConductorState, Progress
 from trainctl.node_agent.conductor.validation import BrokenPromiseError
-from trainctl.node_agent.planning import ranges, share_edits
+from trainctl.node_agent.planning import plans, share_edits
 from trainctl.node_agent.planning.plans import PlanMaker
 from trainctl.protocol import messages as m
 
@@ -46,7 +46,7 @@ def let_an_ended_command_wait(patch: pytest.MonkeyPatch) -> None:
 
 def deal_positions_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        ranges, "deal", lambda start, shares: {rank: (m.Range(start, share),) for rank, share in shares.items()}
+        plans, "deal", lambda start, shares: {rank: (m.Range(start, share),) for rank, share in shares.items()}
     )
 
 
@@ -66,14 +66,14 @@ def keep_the_generation(patch: pytest.MonkeyPatch) -> None:
 
 
 def plan_for_one_that_is_out(patch: pytest.MonkeyPatch) -> None:
-    make = PlanMaker._plan
+    make = PlanMaker.plan
 
     def changed(maker: PlanMaker, *args: Any, **more: Any) -> m.StepPlan:
         plan = make(maker, *args, **more)
         extra = [m.RankWork(rank, (), 1) for rank, setting in maker.durable.settings.ranks.items() if setting.out]
         return msgspec.structs.replace(plan, work=(*plan.work, *extra))
 
-    patch.setattr(PlanMaker, "_plan", changed)
+    patch.setattr(PlanMaker, "plan", changed)
 
 
 @pytest.mark.parametrize(

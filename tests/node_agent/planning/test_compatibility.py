@@ -13,7 +13,7 @@ from tools.protocol_docs.examples import EXAMPLES
 
 from trainctl.node_agent.planning import compatibility
 from trainctl.node_agent.planning.compatibility import RankSetup, differences
-from trainctl.node_agent.planning.lr_schedule import base_rate
+from trainctl.node_agent.planning.plans import base_rate
 from trainctl.node_agent.planning.share_edits import fastest_micro
 from trainctl.protocol.calibration.profile import Pass, summary
 from trainctl.protocol.config.micro_batches import FIRST

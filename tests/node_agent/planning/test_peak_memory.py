@@ -4,7 +4,7 @@ import pytest
 from tests.node_agent.support import records
 from tests.protocol.support.profiles import profile_of
 
-from trainctl.node_agent.planning.peak_memory import MemoryPeaks
+from trainctl.node_agent.planning.rank_models import MemoryPeaks
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import summary
 

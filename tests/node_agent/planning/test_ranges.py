@@ -3,17 +3,17 @@
 import pytest
 from tests.node_agent.support.simulation import config
 
-from trainctl.node_agent.planning import plans, ranges
+from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Generation, Range
 
 
 def test_first_shares_give_the_rest_to_those_without_one():
-    assert ranges.first_shares(24, {0: 10, 1: None, 2: None}) == {0: 10, 1: 7, 2: 7}
+    assert plans.first_shares(24, {0: 10, 1: None, 2: None}) == {0: 10, 1: 7, 2: 7}
     for wanted in ({0: 10, 1: 15}, {0: 24, 1: None}, {0: 10, 1: 10}):
         with pytest.raises(InvalidInputError, match=r"batch\.global is 24"):
-            ranges.first_shares(24, wanted)
+            plans.first_shares(24, wanted)
 
 
 def group(counts: dict[int, int], micro: int = 4) -> Durable:

@@ -5,7 +5,7 @@ import pytest
 from tests.node_agent.support import records
 from tests.protocol.support.profiles import profile_of
 
-from trainctl.node_agent.planning.throughput import NEWEST, Rates
+from trainctl.node_agent.planning.rank_models import NEWEST, Rates
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel

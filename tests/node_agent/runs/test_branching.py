@@ -16,8 +16,7 @@ from tests.node_agent.support.simulation import config
 from tests.waiting import until
 
 from trainctl.node_agent.planning.compatibility import RankSetup, Resumed
-from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback, Settings, Skipped
-from trainctl.node_agent.planning.lr_schedule import LrRule
+from trainctl.node_agent.planning.durable import Durable, LrRule, RankSetting, Rollback, Settings, Skipped
 from trainctl.node_agent.records.keys import settings_key
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source

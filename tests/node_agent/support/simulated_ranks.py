@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from trainctl.node_agent.planning import ranges
+from trainctl.node_agent.planning import plans
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import ProfileSummary
 
@@ -390,11 +390,11 @@ class SimRank:
         assert self.state != TORN
         if self.begun != (plan.generation, plan.seq):
             self._begin(plan)
-        left = ranges.subtract(mine.ranges, self.held)
+        left = plans.subtract(mine.ranges, self.held)
         if left:
             piece = m.Range(left[0].start, min(left[0].count, self._fitting(mine.micro_batch)))
-            self.held = tuple(ranges.merge((*self.held, piece)))
-        if ranges.subtract(mine.ranges, self.held):
+            self.held = tuple(plans.merge((*self.held, piece)))
+        if plans.subtract(mine.ranges, self.held):
             return
         self.accumulated = True
         self.up.append(m.Soon(run=self.run, rank=self.rank, generation=plan.generation, seq=plan.seq))

@@ -13,7 +13,7 @@ from tests.tiers import scale
 from tests.tui.support.recorded import BOOT, CLOCK, NOW, hung, rank_step, run_view, snapshot, under_way
 
 from trainctl.node_agent.conductor import views
-from trainctl.node_agent.conductor.dry_run import dry_run
+from trainctl.node_agent.conductor.views import dry_run
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.calibration.profile import Pass, ProfileSummary

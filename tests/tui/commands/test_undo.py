@@ -12,8 +12,7 @@ from tests.node_agent.support.simulation import config
 from tests.tui.support.recorded import NOW, run_view
 
 from trainctl.node_agent.planning import edits
-from trainctl.node_agent.planning.durable import RankSetting, Settings
-from trainctl.node_agent.planning.lr_schedule import LrRule
+from trainctl.node_agent.planning.durable import LrRule, RankSetting, Settings
 from trainctl.node_agent.planning.share_edits import Facts
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages import verbs

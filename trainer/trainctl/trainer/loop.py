@@ -9,7 +9,7 @@ and never by a mean of means. So everything on the way is a sum:
     update        total * D / (s * W)                     the gradient of the mean, then clipped
 
 D is a power of two near the batch's weight W, so that dividing by it rounds nothing. The lead's planner chooses it, in
-node_agent/trainctl/node_agent/planning/ranges.py, and `plan.learning_rate`, in lr_schedule.py there.
+node_agent/trainctl/node_agent/planning/plans.py, and `plan.learning_rate` there too.
 
     loss                  objectives/losses.py; cross-entropy: backends/torch_loss.py, mlx_loss.py
     new objective         objectives/objective.py says where its two files are

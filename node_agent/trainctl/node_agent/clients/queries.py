@@ -16,7 +16,7 @@ from trainctl.node_agent.clients.query_context import (
     kept_view,
     run_paths,
 )
-from trainctl.node_agent.conductor.dry_run import dry_run
+from trainctl.node_agent.conductor.views import dry_run
 from trainctl.protocol import messages
 from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import config_of, facts_of_record

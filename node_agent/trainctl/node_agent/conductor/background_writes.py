@@ -6,14 +6,14 @@ that the next conductor can match the writers' messages, which they repeat with 
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from trainctl.node_agent.conductor.deadlines import GAP_SECONDS
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning.durable import Writing
-from trainctl.node_agent.planning.throughput import write_seconds
+from trainctl.node_agent.planning.rank_models import write_seconds
 from trainctl.protocol.messages import (
     WRITING,
     CheckpointCopy,
@@ -45,11 +45,10 @@ class BackgroundWrites:
         self._state = state
         self._marks: dict[int, _Mark] = {}
         self._said: dict[int, Checkpointed] = {}  # the newest; a rank may be done before others have copied
-        self._copies: dict[int, CheckpointCopy] = {}  # those under way, by rank
+        self.copies: dict[int, CheckpointCopy] = {}  # those under way, by rank
         self._is_lost = False  # all writers of the last one were lost, or its step; another has not begun yet
         self._copier: int | None = None  # the writer that copies the one under way elsewhere
-        self.failing = set[int]()
-        """Ranks whose last write failed; others write first."""
+        self.failing = set[int]()  # ranks whose last write failed; others write first
 
     @property
     def now(self) -> Writing | None:
@@ -60,11 +59,6 @@ class BackgroundWrites:
     def ranks(self) -> list[int]:
         """Those that have not said how their write ended."""
         return sorted(self.now.ranks) if self.now is not None else []
-
-    @property
-    def commands(self) -> tuple[str, ...]:
-        """IDs of the commands that it answers."""
-        return self.now.commands if self.now is not None else ()
 
     @property
     def owes_checkpoint(self) -> bool:
@@ -85,7 +79,7 @@ class BackgroundWrites:
     def doing(self, rank: int) -> str:
         """Return how far a rank's write is, in words, or what its node copies elsewhere; empty if neither."""
         if self.now is None or rank not in self.now.ranks:
-            copy = self._copies.get(rank)
+            copy = self.copies.get(rank)
             return f"copying the checkpoint of step {copy.step} to {copy.to}" if copy is not None else ""
         mark = self._marks.get(rank)
         part = f", {mark.done_bytes / mark.total_bytes:.0%}" if mark is not None and mark.total_bytes else ""
@@ -115,24 +109,21 @@ class BackgroundWrites:
             still_seconds = before.still_seconds + min(self._state.now - before.heard, GAP_SECONDS)
         self._marks[said.rank] = _Mark(said.done_bytes, said.total_bytes, self._state.now, still_seconds)
 
-    def forget_copy(self, rank: int) -> None:
-        """Its trainer has ended: what its agent copies is no longer shown with the rank."""
-        self._copies.pop(rank, None)
-
     def on_copy(self, said: CheckpointCopy) -> None:
         """The checkpoint itself is complete, whatever becomes of its copy. Its event is not "good": those of its
         category say that a node has a checkpoint of a step that stands."""
         if said.state == "copying":
-            self._copies[said.rank] = said
+            self.copies[said.rank] = said
             return
-        self._copies.pop(said.rank, None)
+        self.copies.pop(said.rank, None)
         data = CheckpointCopied(self._state.node(said.rank), said.step, said.to, said.seconds, said.problem)
         self._state.happen(data, "error" if said.problem else "info", said.step, by=self._state.node(said.rank))
 
     def on_checkpointed(self, said: Checkpointed) -> bool:
         """True if it ends a rank's write; repeated messages, and those of an obsolete write, are ignored."""
         if said.seq is None:
-            return self._on_unplanned(said)
+            self._on_unplanned(said)
+            return False
         writing = self.now
         self._said[said.rank] = said
         if writing is None or said.rank not in writing.ranks or not _is_of(said, writing):
@@ -163,13 +154,9 @@ class BackgroundWrites:
         writing = self.now
         if writing is None or writing.ranks:
             return ""
-        for id in writing.commands:
-            if id not in self._state.durable.carried:
-                continue
-            if writing.failed:
-                self._state.end(id, "failed", writing.step, writing.failed)
-            else:
-                self._state.end(id, "applied", writing.step, made=CheckpointWritten(writing.step))
+        made = None if writing.failed else CheckpointWritten(writing.step)
+        for id in [id for id in writing.commands if id in self._state.durable.carried]:
+            self._state.end(id, "failed" if writing.failed else "applied", writing.step, writing.failed, made=made)
         self._state.persist(writing=None)
         if self._state.config.checkpoint.copy_to and writing.written and self._copier in self.failing:
             self._state.pending.scheduled.add("checkpoint")
@@ -182,9 +169,13 @@ class BackgroundWrites:
         writing = self.now
         if writing is None or self._state.stage in ("leaving", "over"):
             return False
-        gone = [rank for rank in writing.ranks if self._is_gone(rank)]
-        if gone:
-            self._lose(writing, gone)
+        ranks, settings = self._state.ranks, self._state.settings
+        gone = [rank for rank in writing.ranks if ranks[rank].ended or settings.ranks[rank].out in ("lost", "failed")]
+        left = tuple(rank for rank in writing.ranks if rank not in gone)
+        if gone and (left or writing.written or writing.failed):
+            self._state.persist(writing=msgspec.structs.replace(writing, ranks=left))
+        elif gone:
+            self._plan_again(writing)
         stuck = [rank for rank in self.ranks if self._state.durable.mode != "stopping" and self._is_stuck(rank)]
         for rank in stuck:
             self.written(rank, None, f"the write made no progress for {self._marks[rank].still_seconds:.0f} s")
@@ -201,13 +192,6 @@ class BackgroundWrites:
         if (kept, written) != (durable.checkpoints, durable.written):
             self._state.persist(checkpoints=kept, written=written)
 
-    def _lose(self, writing: Writing, gone: Collection[int]) -> None:
-        left = tuple(rank for rank in writing.ranks if rank not in gone)
-        if left or writing.written or writing.failed:
-            self._state.persist(writing=msgspec.structs.replace(writing, ranks=left))
-        else:
-            self._plan_again(writing)
-
     def _plan_again(self, writing: Writing) -> None:
         for id in writing.commands:
             if id in self._state.durable.carried:
@@ -216,21 +200,16 @@ class BackgroundWrites:
         self._is_lost = True
         self._state.persist(writing=None)
 
-    def _is_gone(self, rank: int) -> bool:
-        return self._state.ranks[rank].ended or self._state.settings.ranks[rank].out in ("lost", "failed")
-
     def _is_stuck(self, rank: int) -> bool:
         limit_seconds = max(MIN_STALL_SECONDS, STALL_TIMES * self.expected_seconds)
         return rank in self._marks and self._marks[rank].still_seconds >= limit_seconds
 
-    def _on_unplanned(self, said: Checkpointed) -> bool:
+    def _on_unplanned(self, said: Checkpointed) -> None:
         """A signal ended the only rank, which has saved its last step."""
-        members, progress = self._state.members, self._state.progress
-        counts = said.checkpoint is not None and said.step == progress.step and members == {said.rank}
-        if counts and said.step not in self._state.durable.checkpoints and said.checkpoint is not None:
+        is_only = said.step == self._state.progress.step and self._state.members == {said.rank}
+        if said.checkpoint is not None and is_only and said.step not in self._state.durable.checkpoints:
             note(self._state, said.rank, said.checkpoint, first=True)
             self._state.persist()
-        return False
 
 
 def note(state: ConductorState, rank: int, info: CheckpointInfo, *, first: bool) -> None:

@@ -31,13 +31,13 @@ from trainctl.node_agent.conductor.group import Group
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.restarts import Departures, Restarts
+from trainctl.node_agent.conductor.stages import Stage
 from trainctl.node_agent.conductor.state import (
     CannotGoOnError,
     ConductorState,
     Final,
     NobodyLeftError,
     Progress,
-    Stage,
 )
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.planning.share_edits import AWAY_SECONDS, fastest_micro
@@ -82,8 +82,12 @@ class Conductor:
         """Decisions that follow from `event` at `now` (seconds of a monotonic clock)."""
         state = self.shared
         state.now = now
-        if state.stage == "over":
-            self._handle_late(event)
+        if state.stage == "over":  # only commands still get an answer
+            if isinstance(event, Commanded) and isinstance(event.args, verbs.Stop) and self.goes_back:
+                self.ending.stop_instead(event.id)
+                state.decide(Ended("stopped", self.reason))
+            elif isinstance(event, Commanded):
+                self.commands.refuse(event, "run", f"the run is {self.final}")
             return state.take()
         if isinstance(event, messages.Message) and (at := state.ranks.get(event.rank)) is not None:
             at.heard = now
@@ -98,14 +102,6 @@ class Conductor:
         if state.durable is not self._followed:
             self._follow_changes()
         return state.take()
-
-    def _handle_late(self, event: Input) -> None:
-        """The run is over: only commands still get an answer."""
-        if isinstance(event, Commanded) and isinstance(event.args, verbs.Stop) and self.goes_back:
-            self.ending.stop_instead(event.id)
-            self.shared.decide(Ended("stopped", self.reason))
-        elif isinstance(event, Commanded):
-            self.commands.refuse(event, "run", f"the run is {self.final}")
 
     def _follow_changes(self) -> None:
         """The event has changed the durable state, as every outcome of a command does; or the run is stopping."""
@@ -199,8 +195,8 @@ class Conductor:
             case Commanded():
                 self._on_command(event)
             case RankEnded():
-                self.writes.forget_copy(event.rank)
-                side_plans.profile_lost(self.shared, event.rank)
+                self.writes.copies.pop(event.rank, None)
+                side_plans.profile_failed(self.shared, event.rank, "its trainer ended before the trace was written")
                 self._failures.on_ended(event)
             case RankSilent():
                 self._failures.on_silent(event)
@@ -208,7 +204,8 @@ class Conductor:
                 self._on_returned(event.rank)
             case Departing(why=why):
                 self.departures.want(why)
-                if not self._let_depart() and self.stage != "leaving":
+                self._let_depart()
+                if self.stage != "leaving":
                     self._advance()
             case NodeReturned(rank=rank):
                 if self.departures.come_back(rank):
@@ -249,15 +246,13 @@ class Conductor:
         elif sealed != before:
             self._advance()
 
-    def _let_depart(self) -> bool:
-        """Release ranks that leave; True if some left just now, as a paused run has no boundary to wait for."""
+    def _let_depart(self) -> None:
+        """Release ranks that leave; a paused run has no boundary to wait for."""
         is_paused = self.durable.mode == "paused" and self.stage == "formed" and self.pipeline.in_flight.is_still
-        leaves = is_paused and bool(self.departures.due)
-        if leaves:
+        if is_paused and self.departures.due:
             self.departures.apply(self.progress.step + 1)
             self.shared.persist()
         self.departures.release()
-        return leaves
 
     def _on_quorum(self, lacking: str) -> None:
         if bool(lacking) != bool(self.shared.lacking):
@@ -272,20 +267,16 @@ class Conductor:
         copied = copied_bytes(self.config, ready.backend, ready.device, ready.parameters)
         self.pipeline.peaks.loaded(ready, copied)
         if not is_known and self.stage == "loading" and self.progress.step == self.durable.first_step:
-            self._take_profile(ready)
+            edit = fastest_micro(self.durable.settings, self.config, ready)
+            if edit is not None:  # before the first step, the micro-batch that the run file leaves to its profile
+                self.shared.persist(settings=edit.settings)
+                self.shared.happen(edit.change)
         if self._group.meet(rank, ready, generation):
             self._group.begin()
         elif rank in self.shared.returning and not is_known:
             if generation is not None:  # the same process as before
                 self._ask_for_reports(rank)
             self._advance()
-
-    def _take_profile(self, ready: messages.Ready) -> None:
-        """Before the first step: the micro-batch that the run file leaves to a rank's profile."""
-        edit = fastest_micro(self.durable.settings, self.config, ready)
-        if edit is not None:
-            self.shared.persist(settings=edit.settings)
-            self.shared.happen(edit.change)
 
     def _ask_for_reports(self, rank: int) -> None:
         """A rank that takes part no more repeats its newest reports, so that no part of a step is missing."""
@@ -361,18 +352,15 @@ class Conductor:
         self._give_up_stop()
 
     def _give_up_stop(self) -> None:
-        """A stop ends, even if ranks are hung or unreachable."""
+        """A stop ends, even if ranks are hung or unreachable: without those that say nothing at all, or without all
+        that are awaited if each is still heard from."""
         lost_seconds = self._stop_timeout.lost_seconds()
         if lost_seconds:
-            writing = self.writes.ranks
+            writing, silent_seconds = self.writes.ranks, self.shared.silent_seconds()
             owes = bool(writing) or self.pipeline.side_plans.owes_checkpoint(self.progress.step)
             awaited = self.deadlines.awaited or writing
-            self.ending.give_up(self._not_heard(awaited), lost_seconds, owes_checkpoint=owes)
-
-    def _not_heard(self, awaited: list[int]) -> list[int]:
-        """Those among the awaited that say nothing at all; all of them if each is still heard from."""
-        silent_seconds = self.shared.silent_seconds()
-        return [rank for rank in awaited if silent_seconds.get(rank, inf) > AWAY_SECONDS] or awaited
+            silent = [rank for rank in awaited if silent_seconds.get(rank, inf) > AWAY_SECONDS]
+            self.ending.give_up(silent or awaited, lost_seconds, owes_checkpoint=owes)
 
     def _advance(self) -> None:
         """Issue the next plan, or do what the boundary asks for instead."""

@@ -5,13 +5,13 @@ has none, for it may just be slow: that is reported, once for each plan. One tha
 """
 
 import dataclasses
+from math import inf
 
 from trainctl.node_agent.conductor.in_flight import InFlight
 from trainctl.node_agent.conductor.stages import GRACE_SECONDS, JOIN_SECONDS
 from trainctl.node_agent.conductor.state import ConductorState, PlanInFlight
-from trainctl.node_agent.planning.throughput import Rates, level_seconds, sum_seconds, write_seconds
-from trainctl.protocol.batch.step_model import StepModel
-from trainctl.protocol.messages import BUSY_PHASES, Alive, RankWork, StepPlan
+from trainctl.node_agent.planning.rank_models import Rates, level_seconds, sum_seconds, write_seconds
+from trainctl.protocol.messages import BUSY_PHASES, Alive, StepPlan
 from trainctl.protocol.messages.events import RankChanged
 
 WORKING_PHASES = (*BUSY_PHASES, "optimizer", "commit", "evaluate", "checkpoint", "probe", "sample", "profile")
@@ -122,13 +122,8 @@ PARTS = {
 }
 
 
-def _seconds(work: RankWork, model: StepModel) -> float:
-    return model.busy_seconds(sum(piece.count for piece in work.ranges), work.micro_batch)
-
-
-def _figures(seconds: float) -> str:
-    """Two figures, or all before the point; never an exponent."""
-    return f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
+def _part(plan: StepPlan) -> str:
+    return PARTS[plan.kind].format(step=plan.step)
 
 
 class Deadlines:
@@ -137,7 +132,7 @@ class Deadlines:
     def __init__(self, state: ConductorState, in_flight: InFlight, rates: Rates) -> None:
         self._state, self._in_flight, self._rates = state, in_flight, rates
         self.stalls = StallDetector(state)
-        self._unformed_since: float | None = None  # None: while there is a group
+        self._unformed_since = inf  # while there is a group
 
     @property
     def first(self) -> PlanInFlight | None:
@@ -165,7 +160,11 @@ class Deadlines:
         if plan.kind == "checkpoint":
             return write_seconds(self._state.any_ready.parameters)
         models = self._rates.timed(work.rank for work in plan.work)
-        alone = max((_seconds(work, models[work.rank]) for work in plan.work if work.rank in models), default=0.0)
+        timed = [(models[work.rank], work) for work in plan.work if work.rank in models]
+        seconds = [
+            model.busy_seconds(sum(piece.count for piece in work.ranges), work.micro_batch) for model, work in timed
+        ]
+        alone = max(seconds, default=0.0)
         return max(alone, self._in_flight.usual_seconds) if plan.kind == "train" else alone
 
     def overdue(self) -> str:
@@ -173,8 +172,7 @@ class Deadlines:
         if self._state.stage != "formed" or self._state.engine == "none":
             return ""
         parameters = self._state.any_ready.parameters
-        sync_seconds = JOIN_SECONDS + level_seconds(parameters)
-        late = self._in_flight.late_in_sum(sync_seconds, sum_seconds(parameters))
+        late = self._in_flight.late_in_sum(JOIN_SECONDS + level_seconds(parameters), sum_seconds(parameters))
         if late is None:
             return ""
         silent = self._state.nodes(sorted(late.ranks - late.reports.keys()))
@@ -191,9 +189,10 @@ class Deadlines:
         limit_seconds = max(MIN_LATE_SECONDS, LATE_TIMES * usual) if usual else MIN_SLOW_SECONDS
         if self._state.now - first.since < limit_seconds:
             return {}
-        part = PARTS[first.plan.kind].format(step=first.plan.step)
-        why = f"{part} is taking long" + (f" (usually {_figures(usual)} s)" if usual else "")
-        return dict.fromkeys(sorted(first.at_own_part(alone=self._is_alone)), why)
+        why = f"{_part(first.plan)} is taking long"
+        if usual:  # two figures, or all before the point; never an exponent
+            why += f" (usually {usual:.2g} s)" if usual < 10 else f" (usually {usual:.0f} s)"
+        return dict.fromkeys(sorted(self._at_own_part(first)), why)
 
     def compiles(self, rank: int) -> bool:
         """Return whether a rank's process is at its first plan of a kind, and compiles the model for it."""
@@ -208,54 +207,37 @@ class Deadlines:
         newest = self._in_flight.newest
         if newest is None or newest.plan.kind == "sync":
             return "until the group has formed again"
-        return f"until {PARTS[newest.plan.kind].format(step=newest.plan.step)} is done"
+        return f"until {_part(newest.plan)} is done"
 
     def still(self) -> dict[int, float]:
         """Return how long each rank waited for has made no progress, as a part of what makes a hang. For each tick."""
-        if self._state.stage == "formed":
-            self._unformed_since = None
-        elif self._unformed_since is None:
-            self._unformed_since = self._state.now
-        if self._state.stage == "forming" and self._unformed_since is not None:
-            waited_seconds = self._state.now - self._unformed_since
-            return {rank: self._still_in_forming(rank, waited_seconds) for rank in self._state.awaited}
-        first = self.first
-        if first is None or first.plan.kind == "sync":
-            return {}
-        parts = {}
-        for rank in sorted(first.at_own_part(alone=self._is_alone)):
-            seconds = min(self.stalls.seconds(rank), self._state.now - first.since)
-            parts[rank] = seconds / self._limit_seconds(rank, first.plan.kind)
-        return parts
+        state, first, limits = self._state, self.first, {}
+        since = self._unformed_since = inf if state.stage == "formed" else min(self._unformed_since, state.now)
+        if state.stage == "forming":
+            # One that waits for the others has a deadline itself, and makes progress by that, at the latest with the
+            # next rendezvous; one may still be at its last plan.
+            join_seconds = JOINS * (JOIN_SECONDS + GRACE_SECONDS + level_seconds(state.parameters))
+            for rank in state.awaited:
+                limits[rank] = self._limit_seconds(rank) if self.stalls.is_at_work(rank) else join_seconds
+        elif first is not None and first.plan.kind != "sync":
+            since = first.since
+            limits = {rank: self._limit_seconds(rank, first.plan.kind) for rank in sorted(self._at_own_part(first))}
+        return {rank: min(self.stalls.seconds(rank), state.now - since) / limit for rank, limit in limits.items()}
 
-    def _still_in_forming(self, rank: int, waited_seconds: float) -> float:
-        """One that waits for the others has a deadline itself, and makes progress by that, at the latest with the next
-        rendezvous; one may still be at its last plan."""
-        join_seconds = JOIN_SECONDS + GRACE_SECONDS + level_seconds(self._state.parameters)
-        at_work = self.stalls.is_at_work(rank)
-        limit_seconds = self._limit_seconds(rank, self.stalls.kind(rank)) if at_work else JOINS * join_seconds
-        return min(self.stalls.seconds(rank), waited_seconds) / limit_seconds
+    def _limit_seconds(self, rank: int, kind: str = "") -> float:
+        return self.stalls.limit_seconds(rank, kind or self.stalls.kind(rank), self._in_flight.usual_seconds)
 
-    def _limit_seconds(self, rank: int, kind: str) -> float:
-        return self.stalls.limit_seconds(rank, kind, self._in_flight.usual_seconds)
-
-    @property
-    def _is_alone(self) -> bool:
-        return self._state.engine == "none"
-
-    def stuck_in_loading(self, rank: int) -> bool:
-        """Return whether a trainer that says that it is there has made no progress while it loads."""
-        return self.stalls.seconds(rank) >= self.stalls.load_limit_seconds()
+    def _at_own_part(self, plan: PlanInFlight) -> set[int]:
+        return plan.at_own_part(alone=self._state.engine == "none")
 
     def report_slow(self) -> None:
         """An event that names who has not finished a part long after it should have."""
         first = self.first
         if first is None or first.plan.kind in NEVER_LATE or first.is_slow:
             return
-        slow, waited_seconds = first.at_own_part(alone=self._is_alone), self._state.now - first.since
+        slow, waited_seconds = self._at_own_part(first), self._state.now - first.since
         if slow and waited_seconds >= max(MIN_SLOW_SECONDS, SLOW_TIMES * self._expected_of(first.plan)):
             first.is_slow = True
-            part = PARTS[first.plan.kind].format(step=first.plan.step)
             labels = tuple(self._state.settings.label(rank) for rank in sorted(slow))
-            text = f"{part} after {waited_seconds:.0f} s"
+            text = f"{_part(first.plan)} after {waited_seconds:.0f} s"
             self._state.happen(RankChanged(labels, "slow", text), "warning", first.plan.step)

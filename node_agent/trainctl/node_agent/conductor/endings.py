@@ -5,7 +5,6 @@ from collections.abc import Collection
 from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.deadlines import Deadlines
 from trainctl.node_agent.conductor.events import Ended, RankEnded, Tell
-from trainctl.node_agent.conductor.stages import enter
 from trainctl.node_agent.conductor.state import ConductorState, Final
 from trainctl.protocol.messages import Leave
 from trainctl.protocol.messages.events import RankChanged, RunStateChanged
@@ -24,26 +23,22 @@ class RunEnding:
 
     def leave(self, final: Final) -> None:
         """Nothing is under way any more, or nothing can continue."""
-        self._state.final = final
-        enter(self._state, "leaving")
-        for command in self._state.pending.stopping:
-            self._state.end(
-                command.id, "applied", self._state.progress.step, made=RunStateChanged("running", "stopped")
-            )
-        self._state.pending.stopping.clear()
-        for rank, at in self._state.ranks.items():
+        state = self._state
+        state.final = final
+        state.enter("leaving")
+        stopped = RunStateChanged("running", "stopped")
+        state.end_all(state.pending.stopping, "applied", state.progress.step, made=stopped)
+        for rank, at in state.ranks.items():
             if not at.ended:
                 self.tell(rank)
 
     def give_up(self, ranks: Collection[int], seconds: float, *, owes_checkpoint: bool) -> None:
         """A stop ends without what `ranks` have not done in `seconds`; one that wanted a checkpoint has failed."""
-        why = f"{self._state.nodes(ranks)} did not answer for {seconds:.0f} s"
+        state, why = self._state, f"{self._state.nodes(ranks)} did not answer for {seconds:.0f} s"
         why += ", and no checkpoint was written" if owes_checkpoint else ""
-        self._state.happen(RunStateChanged("", "stopped", why), "error" if owes_checkpoint else "warning")
+        state.happen(RunStateChanged("", "stopped", why), "error" if owes_checkpoint else "warning")
         if owes_checkpoint:
-            for command in self._state.pending.stopping:
-                self._state.end(command.id, "failed", self._state.progress.step, f"stopped, but {why}")
-            self._state.pending.stopping.clear()
+            state.end_all(state.pending.stopping, "failed", state.progress.step, f"stopped, but {why}")
         self.leave("stopped")
 
     def tell(self, rank: int) -> None:
@@ -63,27 +58,30 @@ class RunEnding:
     def go_back(self, reason: str) -> None:
         """No one has the state: end, and resume from the newest checkpoint, unless it was stopping or had not begun.
         It has begun if a rank is beyond the first step, even if the record has lost that. One that has not begun tries
-        again with a smaller micro-batch."""
-        durable = self._state.durable
-        newest = max([self._state.progress.step, *(answer.last_step for answer in self._state.answers)])
+        again with a smaller micro-batch. What policies have sent ends, since they decide again; all else is carried
+        out when the run has been resumed, or fails if it isn't."""
+        state, durable = self._state, self._state.durable
+        newest = max([state.progress.step, *(answer.last_step for answer in state.answers)])
         if durable.mode == "stopping" or (newest <= durable.first_step and not self.has_halved):
             self.fail(reason)
-        elif self._state.stage != "leaving":
-            self._goes_back(reason)
-            self._state.happen(RunStateChanged("", "going back", reason), "error")
-            self._end_own("the run goes back to a checkpoint")
+        elif state.stage != "leaving":
+            state.reason = reason
+            state.goes_back = True
+            state.happen(RunStateChanged("", "going back", reason), "error")
+            state.conclude(state.progress.step)
+            by = {command.id: command.by for command in state.pending.waiting}
+            by |= {id: carried.by for id, carried in state.durable.carried.items()}
+            for id in [id for id, sender in by.items() if sender.startswith("auto")]:
+                state.end(id, "failed", state.progress.step, "the run goes back to a checkpoint")
             self.leave("failed")
 
     def roll_back(self, reason: str) -> None:
         """By a command: end, and resume from the checkpoint that was chosen."""
-        self._goes_back(reason)
+        self._state.reason = reason
+        self._state.goes_back = True
         self._state.happen(RunStateChanged("running", "going back", reason), "warning")
         self._end_open("the run was rolled back before a step could apply it", but=("start-run",))
         self.leave("failed")
-
-    def _goes_back(self, reason: str) -> None:
-        self._state.reason = reason
-        self._state.goes_back = True
 
     def stop_instead(self, id: str) -> None:
         """The run was to go back, and an operator stops it: resumed later, it takes its newest checkpoint."""
@@ -108,40 +106,30 @@ class RunEnding:
         if all(other.ended for other in self._state.ranks.values()):
             final = self._state.final
             assert final is not None
-            enter(self._state, "over")
+            self._state.enter("over")
             if not self._state.goes_back:
                 self._end_open(f"the run {final} before a step could apply it")
             self._state.decide(Ended(final, self._state.reason))
 
     def _end_unasked(self, ended: RankEnded) -> None:
-        durable, label = self._state.durable, self._state.settings.label(ended.rank)
-        if ended.clean and self._state.adopts and self._state.progress.step >= self._state.config.run.steps:
+        state = self._state
+        if ended.clean and state.adopts and state.progress.step >= state.config.run.steps:
             self.leave("finished")  # as our predecessor had ordered
-        elif ended.clean and self._state.adopts and durable.mode == "stopping":
+        elif ended.clean and state.adopts and state.durable.mode == "stopping":
             self.leave("stopped")
-        elif durable.settings.ranks[ended.rank].out:
-            self._state.happen(RankChanged((label,), "ended", ended.why), "warning")
+        elif state.settings.ranks[ended.rank].out:
+            state.happen(RankChanged((state.settings.label(ended.rank),), "ended", ended.why), "warning")
         else:
-            self.go_back(f"rank {ended.rank} ({self._state.node(ended.rank)}) {ended.why}")
+            self.go_back(f"rank {ended.rank} ({state.node(ended.rank)}) {ended.why}")
 
     def _end_open(self, why: str, *, but: Collection[str] = ()) -> None:
         """End all open commands with what they have come to, `but` for those of some verbs."""
-        self._state.conclude(self._state.progress.step)
-        for command in self._state.pending.take_all():
-            self._state.end(command.id, "failed", self._state.progress.step, why)
-        for id, carried in list(self._state.durable.carried.items()):
+        state = self._state
+        state.conclude(state.progress.step)
+        state.end_all(state.pending.take(), "failed", state.progress.step, why)
+        for id, carried in list(state.durable.carried.items()):
             if carried.verb not in but:
-                self._state.end(id, "failed", self._state.progress.step, why)
-
-    def _end_own(self, why: str) -> None:
-        """End what policies have sent, since they decide again. All else is still open: it is carried out when the run
-        has been resumed, or fails if it isn't."""
-        self._state.conclude(self._state.progress.step)
-        by = {command.id: command.by for command in self._state.pending.waiting}
-        by |= {id: carried.by for id, carried in self._state.durable.carried.items()}
-        for id, sender in by.items():
-            if sender.startswith("auto"):
-                self._state.end(id, "failed", self._state.progress.step, why)
+                state.end(id, "failed", state.progress.step, why)
 
 
 class StopTimeout:
@@ -161,8 +149,7 @@ class StopTimeout:
         said = (first.plan.seq, len(first.soon)) if first is not None else None
         mark = (self._state.stage, self._state.progress.step, self._deadlines.awaited, said, self._writes.mark)
         if mark != self._mark:
-            self._mark = mark
-            self._since = self._state.now
+            self._mark, self._since = mark, self._state.now
 
     def lost_seconds(self) -> float:
         """For how long a stopping run has waited in vain; 0 as long as there is hope."""
@@ -170,4 +157,4 @@ class StopTimeout:
         waits_on = state.durable.mode != "stopping" or state.stage == "leaving" or self._deadlines.has_deadline
         expected_seconds = max(self._deadlines.expected_seconds, self._writes.expected_seconds)
         limit_seconds = max(STOP_SECONDS, STOP_TIMES * expected_seconds)
-        return 0.0 if waits_on or self._state.now < self._since + limit_seconds else self._state.now - self._since
+        return 0.0 if waits_on or state.now < self._since + limit_seconds else state.now - self._since

@@ -205,12 +205,15 @@ class Drifted:
     by_rank: dict[int, float]
 
 
+CommandOutcome = Literal["applied", "rejected", "expired", "failed"]
+
+
 @dataclasses.dataclass(frozen=True)
 class CommandEnded:
     """A command's outcome, final."""
 
     id: str
-    state: Literal["applied", "rejected", "expired", "failed"]
+    state: CommandOutcome
     step: int | None = None
     reason: str = ""
     field: str | None = None

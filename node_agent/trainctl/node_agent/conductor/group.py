@@ -1,16 +1,16 @@
 """The group of ranks: how a generation is left, how the next one is formed, and who gives the state to whom."""
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from trainctl.node_agent.conductor.events import Kill, Tell
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.restarts import Restarts
-from trainctl.node_agent.conductor.stages import FENCE_SECONDS, GRACE_SECONDS, JOIN_SECONDS, OFFER_SECONDS, enter
-from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, NobodyLeftError, Rank, Stage
-from trainctl.node_agent.planning import compatibility, ranges
+from trainctl.node_agent.conductor.stages import FENCE_SECONDS, GRACE_SECONDS, JOIN_SECONDS, OFFER_SECONDS, Rank, Stage
+from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState, NobodyLeftError
+from trainctl.node_agent.planning import compatibility, plans
 from trainctl.node_agent.planning.compatibility import differences, setup_of
-from trainctl.node_agent.planning.throughput import level_seconds
+from trainctl.node_agent.planning.rank_models import level_seconds
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import (
     BUSY_PHASES,
@@ -61,7 +61,7 @@ class Group:
 
     @property
     def _all_loaded(self) -> bool:
-        return self._state.stage == "loading" and all(at.ready for at in self._state.live.values())
+        return self._state.stage == "loading" and not self._state.awaited
 
     def take_preflight(self, rank: int, preflight: Preflight) -> dict[int, Probed]:
         """Compare the files of the ranks that have loaded. Return the probes once all live ranks have one, unless these
@@ -95,20 +95,21 @@ class Group:
         self.form({rank for rank, at in state.live.items() if at.ready is not None and at.ready.last_step == step})
 
     def _check_agreement(self, ready: Mapping[int, Ready]) -> None:
-        settings = self._state.settings
-        loaded = {settings.label(rank): ready[rank] for rank in settings.live if rank in ready}
-        difference = compatibility.disagreement(loaded)
+        difference = compatibility.disagreement(self._by_label(ready))
         if difference is not None:
             raise CannotGoOnError(difference)
+
+    def _by_label(self, ready: Mapping[int, Ready]) -> dict[str, Ready]:
+        settings = self._state.settings
+        return {settings.label(rank): ready[rank] for rank in settings.live if rank in ready}
 
     # ------------------------------------------------------------ leaving
 
     def on_group_failed(self, failed: GroupFailed) -> None:
         """A sum failed, or a group could not be joined."""
         state = self._state
-        is_current = failed.generation == state.durable.generation
-        concerns = state.stage in ("offering", "forming", "formed") and is_current
-        if concerns and failed.rank in state.live:
+        is_current = failed.generation == state.durable.generation and failed.rank in state.live
+        if is_current and state.stage in ("offering", "forming", "formed"):
             self.leave(f"{state.settings.label(failed.rank)}: {failed.reason}")
 
     def leave(self, why: str) -> None:
@@ -121,18 +122,13 @@ class Group:
                 if self._restarts.can_spare(rank):
                     self._restarts.lose(rank, f"could not join: {why}")
                     state.decide(Kill(rank))
-        if not self._finishes_first:
+        awaited = state.awaited if state.is_forming else ()
+        if not any(state.ranks[rank].doing.startswith(LENGTHY_PHASES) for rank in awaited):  # it finishes that first
             state.failures += 1
         if state.failures >= FAILURES:
             raise CannotGoOnError(f"{FAILURES} formations failed in a row; the last one: {why}")
         state.happen(GenerationLeft(state.durable.generation, why), "warning")
         self._fence()
-
-    @property
-    def _finishes_first(self) -> bool:
-        """Return whether one that is waited for is at something that it finishes first, as a checkpoint."""
-        awaited = self._state.awaited if self._state.is_forming else ()
-        return any(self._state.ranks[rank].doing.startswith(LENGTHY_PHASES) for rank in awaited)
 
     def without(self, rank: int, why: str, out: Literal["lost", "failed"] = "lost") -> None:
         """Go on without a rank: nothing of this generation counts any more."""
@@ -142,7 +138,7 @@ class Group:
             self.form_again()
         elif self._all_loaded:
             self.begin()
-        elif self._all_fenced:
+        else:
             self._recover()
 
     def form_again(self) -> None:
@@ -154,7 +150,7 @@ class Group:
         state = self._state
         self._note_leaving()
         state.persist(generation=state.durable.generation.next())
-        enter(state, "fencing", FENCE_SECONDS)
+        state.enter("fencing", FENCE_SECONDS)
         fence = Fence(run=state.run, generation=state.durable.generation)
         for rank in state.ready:
             state.ranks[rank].fenced = None
@@ -174,19 +170,15 @@ class Group:
         return [rank for rank in state.awaited if not is_patient or silent_seconds.get(rank, 0.0) > HEARTBEATS_SECONDS]
 
     def on_fenced(self, fenced: Fenced) -> None:
-        """A rank has left the generation."""
         at = self._asked(fenced, "fencing")
         if at is not None:
             at.fenced = fenced
-            if self._all_fenced:
-                self._recover()
-
-    @property
-    def _all_fenced(self) -> bool:
-        return self._state.stage == "fencing" and all(at.fenced for at in self._state.live.values())
+            self._recover()
 
     def _recover(self) -> None:
-        self.form(self._pipeline.recover(self._state.answers))
+        """Form again once all live ranks have left the generation."""
+        if self._state.stage == "fencing" and not self._state.awaited:
+            self.form(self._pipeline.recover(self._state.answers))
 
     # ------------------------------------------------------------ forming
 
@@ -202,7 +194,7 @@ class Group:
         self._source = able[0] if self._behind else None
         # A rank that is being given a state may be left with parts of two.
         state.keep(members=tuple(rank for rank in state.durable.members if rank not in self._behind))
-        divisor = ranges.divisor(state.settings.global_batch, state.any_ready.mean_weight)
+        divisor = plans.divisor(state.settings.global_batch, state.any_ready.mean_weight)
         state.engine = self._choose_engine(state.ready)
         state.persist(generation=state.durable.generation.next(), divisor=divisor)
         for at in state.ranks.values():
@@ -211,27 +203,24 @@ class Group:
         if state.engine == "none":
             self._tell_form()
             return
-        enter(state, "offering", OFFER_SECONDS)
+        state.enter("offering", OFFER_SECONDS)
         offer = Offer(run=state.run, generation=state.durable.generation, engine=state.engine)
         for rank in state.live:
             state.decide(Tell(rank, offer))
 
     def _choose_engine(self, ready: Mapping[int, Ready]) -> Literal["none", "gloo", "ring"]:
-        settings = self._state.settings
-        if len(settings.live) == 1:
+        if len(self._state.settings.live) == 1:
             return "none"
-        loaded = {settings.label(rank): ready[rank] for rank in settings.live if rank in ready}
         try:
-            return compatibility.choose(self._state.config.group, loaded)
+            return compatibility.choose(self._state.config.group, self._by_label(ready))
         except InvalidInputError as error:
             raise CannotGoOnError(str(error)) from None
 
     def on_offered(self, offered: Offered) -> None:
-        """A rank has opened its endpoints."""
         at = self._asked(offered, "offering")
         if at is not None:
             at.endpoints = offered.endpoints
-            if all(other.endpoints is not None for other in self._state.live.values()):
+            if not self._state.awaited:
                 self._tell_form()
 
     def _tell_form(self) -> None:
@@ -251,7 +240,7 @@ class Group:
             behind=self._behind,
             deadline_seconds=deadline_seconds,
         )
-        enter(state, "forming", deadline_seconds + GRACE_SECONDS)
+        state.enter("forming", deadline_seconds + GRACE_SECONDS)
         for rank in state.ready:
             state.decide(Tell(rank, form))
 
@@ -261,14 +250,24 @@ class Group:
         if at is None:
             return False
         at.formed = True
-        if not all(other.formed for other in state.live.values()):
+        if state.awaited:
             return False
-        enter(state, "formed")
+        state.enter("formed")
         durable, members = state.durable, tuple(state.live)
         probed = members if len(members) == 1 else tuple(rank for rank in durable.probed or () if rank in members)
         if (members, probed) != (durable.members, durable.probed):
             state.persist(members=members, probed=probed)
-        state.happen(self._described(members))
+        joined = GenerationFormed(
+            durable.generation,
+            len(members),
+            members,
+            state.engine,
+            behind=tuple(dict.fromkeys(state.node(rank) for rank in self._behind)),
+            source="" if self._source is None else state.node(self._source),
+            waited_seconds=None if self._left is None else state.now - self._left,
+        )
+        self._left = None
+        state.happen(joined)
         self._keep_setups(members)
         return True
 
@@ -283,17 +282,6 @@ class Group:
         together = {**durable.setups, **setups}
         if durable.resumed is not None or together != durable.setups:
             state.persist(setups=together, resumed=None)
-
-    def _described(self, members: tuple[int, ...]) -> GenerationFormed:
-        state = self._state
-        waited_seconds = None if self._left is None else state.now - self._left
-        self._left = None
-        more: dict[str, Any] = {}
-        if self._source is not None:
-            behind = dict.fromkeys(state.node(rank) for rank in self._behind)
-            more = {"behind": tuple(behind), "source": state.node(self._source)}
-        generation = state.durable.generation
-        return GenerationFormed(generation, len(members), members, state.engine, waited_seconds=waited_seconds, **more)
 
     def overdue(self) -> str:
         """Return which nodes have not answered an offer or a form in time; empty if none."""

@@ -102,12 +102,9 @@ class InFlight:
             return None
         if first.plan.kind == "sync" and first.summing_since is None:
             first.summing_since = self._state.now  # what was before it is done, so its ranks are at it
-        limit_seconds = sync_seconds if first.plan.kind == "sync" else self._sum_limit_seconds(sum_seconds)
-        since = first.summing_since
+        min_seconds = max(MIN_REDUCE_SECONDS + sum_seconds, REDUCE_STEPS * self.usual_seconds)
+        limit_seconds, since = sync_seconds if first.plan.kind == "sync" else min_seconds, first.summing_since
         return first if since is not None and self._state.now >= since + limit_seconds else None
-
-    def _sum_limit_seconds(self, sum_seconds: float) -> float:
-        return max(MIN_REDUCE_SECONDS + sum_seconds, REDUCE_STEPS * self.usual_seconds)
 
 
 KEPT = 4
@@ -122,59 +119,47 @@ class Commits:
 
     def __init__(self, state: ConductorState, recent: Iterable[StepPlan]) -> None:
         self._state = state
-        # As first issued: what a fence leaves of a batch is always dealt out from the whole of it.
-        self._plans = {plan.step: plan for plan in recent if plan.finishes is None}
+        self.plans = {plan.step: plan for plan in recent if plan.finishes is None}
+        """By step, as first issued: what a fence leaves of a batch is always dealt out from the whole of it."""
         self._rows: dict[int, StepCommitted] = {}
         self._recorded: dict[int, set[int]] = {}  # by step: the ranks whose part has been recorded
 
-    def plan(self, step: int) -> StepPlan | None:
-        return self._plans.get(step)
-
     def issued(self, plan: StepPlan) -> None:
         if plan.finishes is None:
-            self._plans[plan.step] = plan
+            self.plans[plan.step] = plan
         oldest = plan.step - KEPT
-        for kept in (self._plans, self._rows, self._recorded):
+        for kept in (self.plans, self._rows, self._recorded):
             kept.pop(oldest, None)
-
-    def forget(self, step: int) -> None:
-        """Give up what was planned of an uncommitted step; it is planned again."""
-        self._plans.pop(step, None)
 
     def count(self, report: Report) -> bool:
         """Take a rank's report of a step, by itself or repeated by a fence; True if it commits the step."""
-        row = self._rows.get(report.step)
-        if row is None:
-            commits = report.step == self._state.progress.step + 1 and report.step in self._plans
-            if commits:
-                self._recorded[report.step] = {report.rank}
-                self._commit(report)
-            return commits
-        recorded = self._recorded[report.step]
-        if report.rank not in recorded:
-            recorded.add(report.rank)
-            part = rank_step(report, self._state.node(report.rank))
-            self._state.decide(RankDone(part, row))
-        return False
-
-    def _commit(self, report: Report) -> None:
-        row = self._state.progress.commit(self._plans[report.step], report)
-        self._rows[report.step] = row
-        self._state.decide(Commit(row, rank_step(report, self._state.node(report.rank))))
+        state, step, rank = self._state, report.step, report.rank
+        row = self._rows.get(step)
+        if row is not None:
+            if rank not in self._recorded[step]:
+                self._recorded[step].add(rank)
+                state.decide(RankDone(rank_step(report, state.node(rank)), row))
+            return False
+        if step != state.progress.step + 1 or step not in self.plans:
+            return False
+        self._recorded[step] = {rank}
+        row = self._rows[step] = state.progress.commit(self.plans[step], report)
+        state.decide(Commit(row, rank_step(report, state.node(rank))))
         if report.skipped:
-            self._state.happen(StepSkipped(report.step, report.skipped), "warning")
-        self._state.conclude(report.step)
+            state.happen(StepSkipped(step, report.skipped), "warning")
+        state.conclude(step)
+        return True
 
     def retract(self) -> None:
         """Undo the last step, whose ranks are lost. Raises CannotGoOnError if its plan isn't known any more."""
         progress = self._state.progress
-        plan = self._plans.get(progress.step)
+        plan = self.plans.get(progress.step)
         if plan is None:
             raise CannotGoOnError(f"only lost ranks completed step {progress.step}, and its plan is unknown")
-        self._state.decide(Retract(progress.step))
-        self._state.happen(StepRetracted(progress.step), "warning")
-        self._rows.pop(progress.step, None)
-        self._recorded.pop(progress.step, None)
+        self._state.decide(Retract(plan.step))
+        self._state.happen(StepRetracted(plan.step), "warning")
+        self._rows.pop(plan.step, None)
+        self._recorded.pop(plan.step, None)
         progress.step, progress.cursor = progress.step - 1, plan.cursor
         progress.totals = progress.before
         self._state.persist(retracted=plan.step)
@@ -182,7 +167,7 @@ class Commits:
     def half_done(self, answers: Iterable[Fenced]) -> Half | None:
         """Return what the accumulators hold of the next step's batch, if they hold parts of one and the same, and
         nothing has been applied to the step since it was planned."""
-        plan, durable = self._plans.get(self._state.progress.step + 1), self._state.durable
+        plan, durable = self.plans.get(self._state.progress.step + 1), self._state.durable
         if plan is None or durable.mode == "paused":
             return None
         if any(carried.step == plan.step and id not in plan.commands for id, carried in durable.carried.items()):

@@ -21,11 +21,10 @@ from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.restarts import Departures
 from trainctl.node_agent.conductor.side_plans import SidePlans
 from trainctl.node_agent.conductor.state import EXPIRED, ConductorState, NobodyLeftError, PlanInFlight, SideKind
-from trainctl.node_agent.planning import edits, plans, ranges, share_edits
+from trainctl.node_agent.planning import edits, plans, share_edits
 from trainctl.node_agent.planning.durable import Settings
-from trainctl.node_agent.planning.peak_memory import MemoryPeaks
+from trainctl.node_agent.planning.rank_models import MemoryPeaks, Rates
 from trainctl.node_agent.planning.share_edits import Facts
-from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Fenced, Report, Sealed, StepPlan, verbs
@@ -57,8 +56,8 @@ class DataSupply:
         live = [at.sealed for at in self._state.live.values()]
         if all(sealed is not None and (sealed.ended or sealed.samples >= stop) for sealed in live):
             return ""
-        least = min(sealed.samples if sealed is not None else 0 for sealed in live)
-        return f"waiting for data: {least:,} samples sealed, the next step needs {stop:,}"
+        smallest = min(sealed.samples if sealed is not None else 0 for sealed in live)
+        return f"waiting for data: {smallest:,} samples sealed, the next step needs {stop:,}"
 
     @property
     def samples(self) -> int | None:
@@ -88,7 +87,6 @@ class Pipeline:
         self._unfinished: tuple[StepPlan, Half | None] | None = None  # a step to be finished, or made again
 
     def facts(self) -> Facts:
-        """Return what edits may have to know."""
         state = self._state
         models = self.rates.of(state.ranks)
         ready = {rank: ready for rank, ready in state.ready.items() if rank not in state.durable.departed}
@@ -106,59 +104,54 @@ class Pipeline:
 
     def advance(self) -> Wish | None:
         """Issue the next plan if its time has come, or say what is to be done instead."""
-        if self._state.stage != "formed" or not self.in_flight.may_issue:
+        state = self._state
+        if state.stage != "formed" or not self.in_flight.may_issue:
             return None
-        self._state.waiting = ""
-        self.side_plans.schedule_ending(self._state.planned_step)
-        if self._unfinished is not None and "probe" not in self._state.pending.scheduled:
+        state.waiting = ""
+        self.side_plans.schedule_ending(state.planned_step)
+        if self._unfinished is not None and "probe" not in state.pending.scheduled:
             self._issue_unfinished(*self._unfinished)
             return None
-        is_writing, stopping = self.writes.now is not None, self._state.durable.mode == "stopping"
-        kind = self._state.pending.next_side({"checkpoint"} if is_writing else ())
+        is_writing, stopping = self.writes.now is not None, state.durable.mode == "stopping"
+        kind = state.pending.next_side({"checkpoint"} if is_writing else ())
         if kind is None:
-            if stopping or self._state.planned_step >= self._state.config.run.steps:
-                if is_writing:
-                    return None
-                return ("stopped" if stopping else "finished") if self.in_flight.is_still else None
-            if self._state.pending.wants_pause:
+            if stopping or state.planned_step >= state.config.run.steps:
+                is_done = self.in_flight.is_still and not is_writing
+                return ("stopped" if stopping else "finished") if is_done else None
+            if state.pending.wants_pause:
                 return "pause" if self.in_flight.is_still else None
-            if self._state.lacking:
+            if state.lacking:
                 return None
-            if self._wants_new_group() and not self._change_group():
+            if (state.wants_new_group or self._departures.due or state.returning) and not self._change_group():
                 return None
-        if not self._state.is_current:
+        if not state.is_current:
             return "form"
         if kind is not None:
             self._issue_side(kind)
         elif self._is_supplied():
-            self._issue_train()
+            self._apply_staged()
+            plan = self._next_train_plan()
+            if state.durable.paused_ids:
+                state.keep(paused_ids=())
+            self._issue(plan)
         return None
-
-    def _wants_new_group(self) -> bool:
-        return bool(self._state.wants_new_group or self._departures.due or self._state.returning)
 
     def _is_supplied(self) -> bool:
         """Return whether all ranks have the samples of the next step. Commands that it carries don't wait with it: as
         in a pause, the next plan is journaled with them."""
-        lacks = self._lacks_data()
-        if lacks and self._carries and self.in_flight.is_still:
+        state = self._state
+        state.waiting = self._lacks_data()
+        carried = any(command.step > state.planned_step for command in state.durable.carried.values())
+        if state.waiting and (state.pending.staged or carried) and self.in_flight.is_still:
             self.hold_next_plan()
-            lacks = self._lacks_data()
-        self._state.waiting = lacks
-        return not lacks
-
-    @property
-    def _carries(self) -> bool:
-        carried = self._state.durable.carried.values()
-        return bool(self._state.pending.staged) or any(command.step > self._state.planned_step for command in carried)
+            state.waiting = self._lacks_data()
+        return not state.waiting
 
     def _lacks_data(self) -> str:
         """Return what is missing for the next step with the edits that it takes up."""
-        config = self._state.config
-        if not config.data.growing:
+        if not self._state.config.data.growing:
             return ""
-        after = self._state.folded(self.facts())
-        return self.data.lacking(self._state.planned_cursor + after.global_batch)
+        return self.data.lacking(self._state.planned_cursor + self._state.folded(self.facts()).global_batch)
 
     def _change_group(self) -> bool:
         """Take up edits that change the live ranks, once the step in progress, of the group as it is, is done."""
@@ -171,28 +164,21 @@ class Pipeline:
 
     def take_back(self) -> None:
         """Ranks that were lost and are there again; one that doesn't fit any more stays out."""
-        for rank in self._state.returning:
-            label = self._state.settings.label(rank)
-            if self._state.silent_seconds().get(rank, 0.0) > share_edits.AWAY_SECONDS:
-                self._state.ranks[rank].forget()  # gone once more: it is back when it says so
+        state = self._state
+        for rank in state.returning:
+            label = state.settings.label(rank)
+            if state.silent_seconds().get(rank, 0.0) > share_edits.AWAY_SECONDS:
+                state.ranks[rank].forget()  # gone once more: it is back when it says so
                 continue
             try:
-                edit = share_edits.take_back(self._state.settings, rank, self.facts(), self._state.config)
+                edit = share_edits.take_back(state.settings, rank, self.facts(), state.config)
             except InvalidInputError as error:
-                self._state.keep(settings=share_edits.give_up(self._state.settings, rank))
-                refused = RankChanged((label,), "not-admitted", error.problem)
-                self._state.happen(refused, "error", self._state.planned_step)
+                state.keep(settings=share_edits.give_up(state.settings, rank))
+                state.happen(RankChanged((label,), "not-admitted", error.problem), "error", state.planned_step)
                 continue
             self._take_settings(edit.settings)
             change = msgspec.structs.replace(edit.change, returned=label)
-            self._state.happen(change, "good", self._state.planned_step + 1, verb="admit")
-
-    def _issue_train(self) -> None:
-        self._apply_staged()
-        plan = self._next_train_plan()
-        if self._state.durable.paused_ids:
-            self._state.keep(paused_ids=())
-        self._issue(plan)
+            state.happen(change, "good", state.planned_step + 1, verb="admit")
 
     def _next_train_plan(self) -> StepPlan:
         step, durable = self._state.planned_step + 1, self._state.durable
@@ -228,12 +214,10 @@ class Pipeline:
         self._state.keep(seq=self._state.durable.seq + 1)
         maker = self._maker(self._state.planned_step, (command.id for command in commands))
         match kind:
-            case "probe":
-                plan = maker.probe()
+            case "probe" | "sync":
+                plan = maker.plan(kind)
             case "measure":
                 plan = maker.measure()
-            case "sync":
-                plan = maker.sync()
             case "evaluate":
                 plan = maker.evaluate(self._state.any_ready.held_out)
             case "sample":
@@ -260,27 +244,28 @@ class Pipeline:
 
     def _apply_staged(self) -> None:
         """Fold the staged edits into the settings; the next step carries them."""
-        staged = self._state.pending.take_staged()
+        state, step = self._state, self._state.planned_step + 1
+        staged, state.pending.staged = state.pending.staged, []
         if not staged:
             return
-        step, config, facts = self._state.planned_step + 1, self._state.config, self.facts()
+        facts = self.facts()
         for command in staged:
-            if command.expires <= self._state.now:
-                self._state.end(command.id, "expired", reason=EXPIRED)
+            if command.expires <= state.now:
+                state.end(command.id, "expired", reason=EXPIRED)
                 continue
             try:
                 facts = dataclasses.replace(facts, by_person=not command.by.startswith(AUTHOR))
-                edit = edits.apply(self._state.settings, command.args, command.node, step, config, facts)
+                edit = edits.apply(state.settings, command.args, command.node, step, state.config, facts)
             except InvalidInputError as error:  # an edit before it expired, and this one stood on it
-                self._state.end(command.id, "failed", reason=error.problem, field=error.where)
+                state.end(command.id, "failed", reason=error.problem, field=error.where)
                 continue
             self._take_settings(edit.settings)
-            self._state.carry(command, step, caused(edit.change, command.reason))
+            state.carry(command, step, caused(edit.change, command.reason))
 
     def _take_settings(self, settings: Settings) -> None:
         if settings.global_batch != self._state.settings.global_batch:
             mean_weight = self._state.any_ready.mean_weight
-            self._state.keep(divisor=ranges.divisor(settings.global_batch, mean_weight))
+            self._state.keep(divisor=plans.divisor(settings.global_batch, mean_weight))
         self._state.keep(settings=settings)
 
     # ------------------------------------------------------------ what ranks say
@@ -305,7 +290,7 @@ class Pipeline:
             self.peaks.reported(in_flight.reports, version)
         if report.kind == "checkpoint":
             self.peaks.copied(in_flight.plan.writers)
-        self.side_plans.note_done(in_flight.plan)
+        self.side_plans.done[report.kind] = in_flight.plan.step
         return in_flight
 
     def stepped(self, done: PlanInFlight) -> Stepped:
@@ -317,16 +302,16 @@ class Pipeline:
 
     def abandon(self) -> None:
         """The generation of all plans under way is left: what was wanted of them is wanted of the next one."""
-        self._state.waiting = ""
+        self._state.waiting, writing = "", self.writes.now
         for plan in self.in_flight.take_all():
             if plan.kind == "sample":
-                side_plans.sample_interrupted(self._state, plan)
+                side_plans.sample_failed(self._state, plan, side_plans.INTERRUPTED["sample"])
             elif plan.kind != "train" and not plan.commands:
                 self._state.pending.scheduled.add(plan.kind)
         for id, carried in list(self._state.durable.carried.items()):
             if carried.verb in side_plans.INTERRUPTED:
                 self._state.end(id, "failed", carried.step, side_plans.INTERRUPTED[carried.verb])
-            elif carried.verb in self._state.pending.side and id not in self.writes.commands:
+            elif carried.verb in self._state.pending.side and id not in (writing.commands if writing else ()):
                 self._state.put_back(id)
 
     def recover(self, answers: list[Fenced]) -> set[int]:
@@ -335,38 +320,38 @@ class Pipeline:
         Gives the ranks that have the state of the last committed step. Raises NobodyLeftError if one of them is beyond
         what the record can know.
         """
-        progress, members = self._state.progress, self._state.members
+        state, progress, members = self._state, self._state.progress, self._state.members
         if members:  # what others say of steps is of a part of the run that they are not in any more
             answers = [answer for answer in answers if answer.rank in members]
         for report in sorted((report for answer in answers for report in answer.reports), key=lambda each: each.step):
             if report.kind == "train" and self._commits.count(report):
-                self._state.failures = 0
+                state.failures = 0
         for answer in answers:
             if answer.last_step > progress.step:
-                where = f"{self._state.node(answer.rank)} is at step {answer.last_step}"
+                where = f"{state.node(answer.rank)} is at step {answer.last_step}"
                 raise NobodyLeftError(f"{where}, but the record ends at step {progress.step}, as after a power cut")
         retracts = bool(answers) and max(answer.last_step for answer in answers) == progress.step - 1
         if retracts:
             self._commits.retract()
         at_step = {answer.rank for answer in answers if answer.last_step == progress.step}
         standing = at_step & members if members else at_step
-        self._state.planned_step, self._state.planned_cursor = progress.step, progress.cursor
-        was_passed = self._commits.plan(progress.step + 1) is not None
+        state.planned_step, state.planned_cursor = progress.step, progress.cursor
+        was_passed = progress.step + 1 in self._commits.plans
         self.side_plans.start_over(progress.step, was_passed=was_passed, owes_checkpoint=self.writes.owes_checkpoint)
         if retracts:
             self.writes.retract()
         self._half = self._commits.half_done(answers) if len(standing) == len(answers) else None
-        if self._state.durable.retracted > progress.step:
-            self._state.keep(retracted=progress.step + 1)  # of a later one no one can have had the sum
+        if state.durable.retracted > progress.step:
+            state.keep(retracted=progress.step + 1)  # of a later one no one can have had the sum
         elif self._half is None:
-            self._commits.forget(progress.step + 1)
+            self._commits.plans.pop(progress.step + 1, None)  # it is planned again
         return standing
 
     def begin(self) -> None:
         """A generation has been formed: complete the batch that the accumulators hold a part of, if they do."""
         self.side_plans.schedule_probe()
         half, self._half, self._unfinished = self._half, None, None
-        plan = self._commits.plan(self._state.progress.step + 1)
+        plan = self._commits.plans.get(self._state.progress.step + 1)
         self._state.conclude(self._state.progress.step)
         if plan is not None and (half is not None or self._state.durable.retracted == plan.step):
             self._unfinished = plan, half

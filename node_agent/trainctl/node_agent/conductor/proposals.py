@@ -7,7 +7,7 @@ is measured. Edits that must not wait for a step are no part of that.
 import copy
 import dataclasses
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ from trainctl.protocol.config.policies import (
     impatience,
     policies_that_yield,
 )
-from trainctl.protocol.messages import PolicyStatus, Severity, StepCommitted, verbs
+from trainctl.protocol.messages import PolicyStatus, Severity, verbs
 from trainctl.protocol.messages.events import Change, PolicyActed, PolicyAdvised, PolicyModeChanged
 
 EFFECT_STEPS = 20
@@ -48,9 +48,8 @@ class Proposals:
         self._state = state
         self.curve = CurveJudge(CurveLimits.of(state.config))
         self._evidence: dict[PolicyName, dict[str, Any]] = {}
-        self._memories: dict[
-            PolicyName, tuple[Memory, Mapping[str, float]]
-        ] = {}  # with that evidence, as policies are asked with them
+        # With that evidence, for a policy to write to, and what is kept of it.
+        self._memories: dict[PolicyName, tuple[Memory, Mapping[str, float]]] = {}
         self._generation = state.durable.generation  # that the evidence is of
         self._modes_kept: Mapping[str, PolicyState] | None = None  # what the known modes were worked out from
         self._modes_known: Mapping[PolicyName, PolicyMode] = {}
@@ -88,10 +87,6 @@ class Proposals:
         """Return whether a policy that isn't off may still have something to decide."""
         return self.mode(name) != "off" and not REGISTRY[name].is_over(self._facts(None))
 
-    def replay(self, steps: Sequence[StepCommitted]) -> None:
-        """Have the curve's judge take the newest steps of the record, oldest first."""
-        self.curve.replay(steps)
-
     def ask(self, occasion: Occasion) -> None:
         """Whatever the policies propose now, one after another: each sees what those before it changed."""
         self._forget_old()
@@ -103,7 +98,10 @@ class Proposals:
         for name, mode in self._asked(type(occasion)):
             if facts.durable is not self._state.durable:
                 facts = self._facts(occasion)
-            memory, kept = self._memories.get(name) or self._memory(name)
+            if name not in self._memories:
+                own = self._kept(name).memory
+                self._memories[name] = Memory(dict(own), self._evidence.setdefault(name, {})), own
+            memory, kept = self._memories[name]
             proposal = REGISTRY[name].propose(facts, memory)
             if memory.kept != kept:
                 self._keep(name, memory=memory.kept)
@@ -112,23 +110,16 @@ class Proposals:
             elif proposal is not None:
                 self._do(name, proposal) if mode == "on" and not proposal.advise_only else self._advise(name, proposal)
 
-    def _memory(self, name: PolicyName) -> tuple[Memory, Mapping[str, float]]:
-        """A policy's own, for it to write to, and what is kept of it. Another one once that has changed."""
-        kept = self._kept(name).memory
-        entry = self._memories[name] = Memory(dict(kept), self._evidence.setdefault(name, {})), kept
-        return entry
-
     def set_mode(self, command: Commanded, args: verbs.Autopilot) -> None:
         """At once, whatever the run is doing: no plan depends on it. Done again it changes nothing."""
         modes = {name: args.mode if name == args.name else self.mode(name) for name in HELD_OUT_POLICIES}
         if problem := impatience(self._state.config.policy, *modes.values()):
             self._state.end(command.id, "rejected", reason=f"policy.early-stop.patience: {problem}", field="mode")
             return
-        before, step = self.mode(args.name), self._state.progress.step
+        change = PolicyModeChanged(args.name, self.mode(args.name), args.mode)
         self._keep(args.name, mode=args.mode, failures=0)
         self._state.persist()
-        change = PolicyModeChanged(args.name, before, args.mode)
-        self._state.end(command.id, "applied", step, made=change)
+        self._state.end(command.id, "applied", self._state.progress.step, made=change)
 
     def yield_to(self, command: Commanded) -> None:
         """A person decides what a policy would have decided: from here on it only advises."""
@@ -148,10 +139,10 @@ class Proposals:
                 self._keep(name, memory={**kept.memory, **kept.pending}, pending={})
 
     def _turn_to_advise(self, name: PolicyName, cause: str) -> None:
-        before = self.mode(name)
+        change = PolicyModeChanged(name, self.mode(name), "advise", cause)
         self._keep(name, mode="advise", failures=0)
         self._state.persist()
-        self._state.happen(PolicyModeChanged(name, before, "advise", cause), by=AUTHOR + name, verb="autopilot")
+        self._state.happen(change, by=AUTHOR + name, verb="autopilot")
 
     def policy_statuses(self) -> tuple[PolicyStatus, ...]:
         """Return what each policy sees, and would do next. Costs as much as some steps: ask it only for a person."""
@@ -193,37 +184,31 @@ class Proposals:
                 self._note_end(open_ids[ended.id], ended)
 
     def _note_end(self, name: PolicyName, ended: CommandEnded) -> None:
-        kept = self._kept(name)
-        left, is_failure = tuple(id for id in kept.sent if id != ended.id), self._is_failure(ended)
-        failures = kept.failures + 1 if is_failure else 0 if ended.state == "applied" else kept.failures
-        memory = {**kept.memory, **kept.pending} if ended.state == "applied" else kept.memory
-        pending = kept.pending if left else {}
-        self._keep(name, sent=left, failures=failures, memory=memory, pending=pending)
+        kept, failures, memory = self._kept(name), self._kept(name).failures, self._kept(name).memory
+        left = tuple(id for id in kept.sent if id != ended.id)
+        if ended.state == "applied":
+            failures, memory = 0, {**memory, **kept.pending}
+        elif ended.field != "if_plan" and self._state.stage not in ("leaving", "over"):  # else it was never tried
+            failures += 1
+        self._keep(name, sent=left, failures=failures, memory=memory, pending=kept.pending if left else {})
         if ended.state == "applied" and isinstance(ended.made, Change):
             self._state.keep(changed_at=ended.step or self._state.progress.step)
         self._state.persist()
         if failures >= FAILURES and self.mode(name) == "on":
             self._turn_to_advise(name, f"{failures} commands in a row failed, the last one: {ended.reason}")
 
-    def _is_failure(self, ended: CommandEnded) -> bool:
-        """Not if the run ended, or the plan had changed: then it was never tried."""
-        return ended.state != "applied" and ended.field != "if_plan" and self._state.stage not in ("leaving", "over")
-
     def _forget_old(self) -> None:
         """Evidence about the ranks of an earlier generation, and commands that were lost on their way."""
         if self._generation != self._state.durable.generation:
             self._generation, self._last, self._evidence = self._state.durable.generation, None, {}
             self._memories.clear()
-        if self._expected:
-            self._forget_lost()
-
-    def _forget_lost(self) -> None:
         step = self._state.progress.step
-        lost = {id for id, since in self._expected.items() if step >= since + ARRIVAL_STEPS}
+        lost = [id for id, since in self._expected.items() if step >= since + ARRIVAL_STEPS]
         for name in POLICIES if lost else ():
             left = tuple(id for id in self._kept(name).sent if id not in lost)
             self._keep(name, sent=left, pending=self._kept(name).pending if left else {})
-        self._expected = {id: since for id, since in self._expected.items() if id not in lost}
+        for id in lost:
+            del self._expected[id]
 
     def _is_busy(self, name: PolicyName, proposal: Proposal) -> bool:
         """Return whether another command must end, or have its effect measured, before this one."""
@@ -242,9 +227,8 @@ class Proposals:
 
     def _do(self, name: PolicyName, proposal: Proposal) -> None:
         if proposal.edit is not None:
-            memory = {**self._kept(name).memory, **proposal.remember}
-            if memory != self._kept(name).memory:
-                self._keep(name, memory=memory)
+            if proposal.remember:
+                self._keep(name, memory={**self._kept(name).memory, **proposal.remember})
             self._state.persist(settings=proposal.edit.settings, changed_at=self._state.progress.step)
             change = caused(proposal.edit.change, proposal.reason)
             self._state.happen(change, proposal.severity, by=AUTHOR + name, verb=proposal.verb)
@@ -258,19 +242,17 @@ class Proposals:
             self._state.persist()
             for command in proposed:
                 self._expected[command.id] = self._state.progress.step
-                self._send(name, command, proposal.severity)
+                self._state.decide(command)
+                if verbs.VERBS[command.verb].scope != "edit":  # the change of an edit has the reason itself
+                    written = verbs.written(command.verb, verbs.given(command.args), command.node)
+                    acted = PolicyActed(name, written, command.reason)
+                    self._state.happen(acted, proposal.severity, by=AUTHOR + name)
 
     def _proposed(self, name: PolicyName, proposal: Proposal, number: int) -> Proposed:
         """`number`: of the commands that the policy has sent before. An id has one outcome, so each has its own."""
         plan = self._state.settings.plan_version
         id = str(uuid.uuid5(_NAMESPACE, f"{self._state.run} {name} {number} {plan} {proposal.command}"))
         return Proposed(id, proposal.verb, proposal.args, AUTHOR + name, proposal.node, plan, proposal.reason)
-
-    def _send(self, name: PolicyName, proposed: Proposed, severity: Severity) -> None:
-        self._state.decide(proposed)
-        if verbs.VERBS[proposed.verb].scope != "edit":  # the change of an edit has the reason itself
-            command = verbs.written(proposed.verb, verbs.given(proposed.args), proposed.node)
-            self._state.happen(PolicyActed(name, command, proposed.reason), severity, by=AUTHOR + name)
 
     def _advise(self, name: PolicyName, proposal: Proposal) -> None:
         """Once for each plan version, verb and node, even if the arguments differ; or as often as the policy waits."""

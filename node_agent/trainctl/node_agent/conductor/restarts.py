@@ -49,45 +49,36 @@ class Departures:
 
     def apply(self, step: int) -> None:
         """All that are due leave the group before `step`."""
+        state = self._state
         for rank, why in self.due.items():
-            edit = share_edits.lose(self._state.settings, rank)
-            self._state.keep(settings=edit.settings, departed=(*self._state.durable.departed, rank))
-            self._state.ranks[rank].forget()
-            self._state.ranks[rank].why = why
-            change = msgspec.structs.replace(edit.change, cause=why, node=self._state.node(rank))
-            self._state.happen(change, "warning", step, verb="drain")
+            edit = share_edits.lose(state.settings, rank)
+            state.keep(settings=edit.settings, departed=(*state.durable.departed, rank))
+            state.ranks[rank].forget()
+            state.ranks[rank].why = why
+            change = msgspec.structs.replace(edit.change, cause=why, node=state.node(rank))
+            state.happen(change, "warning", step, verb="drain")
 
     def release(self) -> None:
         """End the trainers of ranks that have left, once the others have a group without them, or are paused; at once
         those of other ranks outside the group."""
-        if self._state.stage in ("leaving", "over"):
+        state, ranks, departed = self._state, self._state.settings.ranks, self._state.durable.departed
+        if state.stage in ("leaving", "over"):
             return
-        self._note_lost()
-        if self._state.stage == "loading":
-            return
-        for rank in self._released:
-            at, asked = self._state.ranks[rank], self._asked.get(rank)
-            if not at.ended and (asked is None or self._state.now >= asked + REPEAT_SECONDS):
-                self._asked[rank] = self._state.now
-                why = self._wanted.get(rank) or at.why or "its node left"
-                self._state.decide(Tell(rank, Leave(run=self._state.run, reason=why)))
-
-    def _note_lost(self) -> None:
-        """Lost ranks of leaving nodes: they don't rejoin, and none is started, before their nodes are back."""
-        ranks, departed = self._state.settings.ranks, self._state.durable.departed
+        # Lost ranks of leaving nodes: they don't rejoin, and none is started, before their nodes are back.
         lost = [rank for rank in sorted(self._wanted) if ranks[rank].out == "lost" and rank not in departed]
         if lost:
-            self._state.persist(departed=(*departed, *lost))
-
-    @property
-    def _released(self) -> list[int]:
-        """The ranks whose trainers hold nothing that the group needs, ascending."""
-        group = self._state.settings.live.keys() | self._state.members
-        outside = {rank for rank in self._wanted if rank not in group}
-        has_group = self._state.is_current or self._state.durable.mode == "paused"
-        return sorted(
-            outside.union(self._state.durable.departed if self._state.stage == "formed" and has_group else ())
-        )
+            state.persist(departed=(*departed, *lost))
+        if state.stage == "loading":
+            return
+        released = self._wanted.keys() - state.settings.live.keys() - state.members
+        if state.stage == "formed" and (state.is_current or state.durable.mode == "paused"):
+            released |= {*state.durable.departed}
+        for rank in sorted(released):
+            at = state.ranks[rank]
+            if not at.ended and state.now >= self._asked.get(rank, -inf) + REPEAT_SECONDS:
+                self._asked[rank] = state.now
+                why = self._wanted.get(rank) or at.why or "its node left"
+                state.decide(Tell(rank, Leave(run=state.run, reason=why)))
 
     def come_back(self, rank: int) -> bool:
         """Its node is there again; True if it had left."""
@@ -141,14 +132,11 @@ class Restarts:
         state, label = self._state, self._state.settings.label(rank)
         edit = share_edits.lose(state.settings, rank)
         settings = share_edits.give_up(edit.settings, rank) if out == "failed" else edit.settings
-        members, probed = state.durable.members, state.durable.probed
-        state.persist(
-            settings=settings,
-            members=tuple(other for other in members if other != rank),
-            probed=None if probed is None else tuple(other for other in probed if other != rank),
-        )
-        self._state.ranks[rank].forget()
-        self._state.ranks[rank].why = why
+        members = tuple(other for other in state.durable.members if other != rank)
+        probed = None if state.durable.probed is None else tuple(at for at in state.durable.probed if at != rank)
+        state.persist(settings=settings, members=members, probed=probed)
+        state.ranks[rank].forget()
+        state.ranks[rank].why = why
         change = msgspec.structs.replace(edit.change, cause=why, lost=label, refused=out == "failed")
         state.happen(change, "error", verb="rebalance")
 
@@ -163,25 +151,24 @@ class Restarts:
     def ended(self, rank: int, why: str) -> None:
         """The process of a rank is gone that is lost, or hung as the run was to begin: start another in a while, or
         give it up. Raises CannotGoOnError if the run can't begin without it."""
-        at, starts, label = self._state.ranks[rank], self._starts.get(rank, 0), self._state.settings.label(rank)
-        again, hung = self.starts_again_in_first_load(rank), rank in self._hung_first
+        state, at, starts = self._state, self._state.ranks[rank], self._starts.get(rank, 0)
+        again, did = self.starts_again_in_first_load(rank), "hung" if rank in self._hung_first else "ended"
         self._hung_first.discard(rank)
         at.forget()
-        given_up = self._state.settings.ranks[rank].out == "failed"
+        out, label = state.settings.ranks[rank].out, state.settings.label(rank)
         at.ended = True
-        at.why = at.why if given_up and at.why else why
-        if rank in self._state.durable.departed or (self._state.settings.ranks[rank].out != "lost" and not again):
+        at.why = at.why if out == "failed" and at.why else why
+        if rank in state.durable.departed or (out != "lost" and not again):
             return
         if starts < STARTS:
-            self._due[rank] = self._state.now + backoff_seconds(starts)
+            self._due[rank] = state.now + backoff_seconds(starts)
             return
         if again:
-            did = "hung" if hung else "ended"
             text = f"{label}: its trainer was started {STARTS} times and {did} each time while loading"
             raise CannotGoOnError(f"{text}; the last time it {why}")
-        self._state.persist(settings=share_edits.give_up(self._state.settings, rank))
+        state.persist(settings=share_edits.give_up(state.settings, rank))
         text = f"started {STARTS} times without taking part in a step; the last time it {why}"
-        self._state.happen(RankChanged((label,), "failed", text), "error")
+        state.happen(RankChanged((label,), "failed", text), "error")
 
     def start_returned(self, rank: int) -> None:
         """Start the trainer of a lost rank whose node is back, unless it lives."""
@@ -191,34 +178,32 @@ class Restarts:
 
     def start_due(self) -> None:
         """Start the trainers whose time has come; none for a run that is to stop."""
-        if self._state.durable.mode == "stopping":
+        state = self._state
+        if state.durable.mode == "stopping":
             return
-        for rank in [rank for rank, due in self._due.items() if due <= self._state.now]:
+        for rank in [rank for rank, due in self._due.items() if due <= state.now]:
             del self._due[rank]
-            lost = self._state.settings.ranks[rank].out == "lost" and rank not in self._state.durable.departed
+            lost = state.settings.ranks[rank].out == "lost" and rank not in state.durable.departed
             if not lost and not self._is_first(rank):
                 continue
             self._starts[rank] = self._starts.get(rank, 0) + 1
-            self._state.ranks[rank].ended = False
-            self._state.ranks[rank].heard = self._state.now  # it is listened for from now on
-            label = self._state.settings.label(rank)
-            self._state.happen(RankChanged((label,), "restarted", f"{self._starts[rank]} of {STARTS}"))
-            self._state.decide(Start(rank))
+            state.ranks[rank].ended = False
+            state.ranks[rank].heard = state.now  # it is listened for from now on
+            text = f"{self._starts[rank]} of {STARTS}"
+            state.happen(RankChanged((state.settings.label(rank),), "restarted", text))
+            state.decide(Start(rank))
 
     def try_again(self, node: str | None) -> str:
         """Start the trainers of a node that had been given up, or that ended while it was drained, as an operator
         wishes; what that makes of it, empty if there are none."""
-        state, settings = self._state, self._state.settings
-        given_up = [
-            rank
-            for rank, setting in settings.ranks.items()
-            if setting.node == node and setting.out in ("failed", "drained") and self._state.ranks[rank].ended
-        ]
-        for rank in given_up:
-            self._starts.pop(rank, None)
-            self._due[rank] = self._state.now
-            state.persist(settings=share_edits.expect(state.settings, rank))
-        return "restarted; it will rejoin when its model is loaded" if given_up else ""
+        state, was_restarted = self._state, False
+        for rank, setting in state.settings.ranks.items():
+            if setting.node == node and setting.out in ("failed", "drained") and state.ranks[rank].ended:
+                was_restarted = True
+                self._starts.pop(rank, None)
+                self._due[rank] = state.now
+                state.persist(settings=share_edits.expect(state.settings, rank))
+        return "restarted; it will rejoin when its model is loaded" if was_restarted else ""
 
     def is_loading(self, rank: int) -> bool:
         """Return whether a rank that is lost, or that the run begins with, has a process that has not loaded yet."""
@@ -237,14 +222,15 @@ class Restarts:
     def silence_limit_seconds(self, rank: int, *, in_touch: bool = True) -> float:
         """Return how long a trainer may say nothing; the longest while it loads for the first time. `in_touch`: whether
         its node is reachable."""
-        if self._state.ranks[rank].ready is not None:
-            is_profiled = in_touch and self._state.durable.is_profiled(self._state.progress.step, rank)
+        state = self._state
+        if state.ranks[rank].ready is not None:
+            is_profiled = in_touch and state.durable.is_profiled(state.progress.step, rank)
             return PROFILE_SECONDS if is_profiled else share_edits.AWAY_SECONDS
         if self.loads_first(rank):
-            return min(self._state.config.run.load_seconds, self._state.config.group.unreachable_seconds)
+            return min(state.config.run.load_seconds, state.config.group.unreachable_seconds)
         if self.is_loading(rank):
             return START_SECONDS
-        return SURVIVOR_SECONDS if self._state.stage == "loading" and self._state.adopts else inf
+        return SURVIVOR_SECONDS if state.stage == "loading" and state.adopts else inf
 
     def computes(self, rank: int) -> None:
         """It computes the reference, before it has loaded."""
@@ -259,8 +245,7 @@ class Restarts:
 
     def end_hung(self, rank: int, why: str) -> None:
         """Have a trainer that hangs while it loads ended; another is started when it has."""
-        label = self._state.settings.label(rank)
-        self._state.happen(RankChanged((label,), "hung", why), "warning")
+        self._state.happen(RankChanged((self._state.settings.label(rank),), "hung", why), "warning")
         if self._is_first(rank):
             self._hung_first.add(rank)
             self._starts.setdefault(rank, 1)

@@ -12,8 +12,8 @@ from trainctl.node_agent.conductor.proposals import Proposals
 from trainctl.node_agent.conductor.state import CannotGoOnError, ConductorState
 from trainctl.node_agent.planning import results
 from trainctl.node_agent.planning.durable import Profiling
+from trainctl.node_agent.planning.rank_models import Rates
 from trainctl.node_agent.planning.results import Precision
-from trainctl.node_agent.planning.throughput import Rates
 from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.messages import (
     FREED,
@@ -44,10 +44,10 @@ class SidePlans:
 
     def __init__(self, state: ConductorState, proposals: Proposals, rates: Rates, writes: BackgroundWrites) -> None:
         self._state, self._proposals, self._rates, self._writes = state, proposals, rates, writes
-        self._done: dict[str, int] = {}  # step of the last plan of each kind
-        if (writing := state.durable.writing) is not None:  # since another conductor's life
-            self._done["checkpoint"] = writing.step
-        self._ending_scheduled = False
+        self.done: dict[str, int] = {}  # step of the last plan of each kind
+        if state.durable.writing is not None:  # since another conductor's life
+            self.done["checkpoint"] = state.durable.writing.step
+        self.ending_scheduled = False
         config = state.config
         every_steps = {
             "sync": config.group.sync_weights_every,
@@ -58,9 +58,6 @@ class SidePlans:
         }
         self._every_steps = {kind: steps for kind, steps in every_steps.items() if steps}
 
-    def note_done(self, plan: StepPlan) -> None:
-        self._done[plan.kind] = plan.step
-
     def schedule_probe(self) -> None:
         """The comparison of models that comes before the first step of a rank."""
         if self._state.live.keys() - set(self._state.durable.probed or ()):
@@ -69,60 +66,52 @@ class SidePlans:
     def schedule_first(self) -> None:
         """Schedule what comes before the first step of a new run: the measurement of the shares that its file leaves
         open, and what later results are compared with."""
-        config, durable = self._state.config, self._state.durable
-        if self._state.progress.step == durable.first_step == 0:
-            if config.evaluate.at_start and self._done.get("evaluate") != 0 and self._is_of_use("evaluate", 0):
-                self._state.pending.scheduled.add("evaluate")
-            if config.samples.at_start and config.samples.prompts and self._done.get("sample") != 0:
-                self._state.pending.scheduled.add("sample")
+        config, scheduled = self._state.config, self._state.pending.scheduled
+        if self._state.progress.step == self._state.durable.first_step == 0:
+            if config.evaluate.at_start and self._is_due("evaluate", 0):
+                scheduled.add("evaluate")
+            if config.samples.at_start and config.samples.prompts and self._is_due("sample", 0):
+                scheduled.add("sample")
         if self._proposals.is_pending("first-shares"):
-            self._state.pending.scheduled.add("measure")
+            scheduled.add("measure")
 
     def schedule_periodic(self, step: int) -> None:
         """Schedule what is due after `step`."""
         if not 0 < step < self._state.config.run.steps:
             return
-        for kind, steps in self._every_steps.items():
-            if step % steps == 0 and self._done.get(kind) != step and self._is_of_use(kind, step):
-                self._state.pending.scheduled.add(kind)
+        due = [kind for kind, steps in self._every_steps.items() if step % steps == 0 and self._is_due(kind, step)]
+        self._state.pending.scheduled.update(due)
 
-    def _is_of_use(self, kind: str, step: int) -> bool:
-        if kind == "evaluate":
-            return self._state.any_ready.held_out > 0 and self._state.durable.eval_step != step
-        return kind != "sync" or len(self._state.settings.live) > 1
+    def _is_due(self, kind: str, step: int) -> bool:
+        """Return whether a plan of that step is of use and hasn't been done."""
+        if kind == "evaluate" and (self._state.any_ready.held_out == 0 or self._state.durable.eval_step == step):
+            return False
+        return self.done.get(kind) != step and (kind != "sync" or len(self._state.settings.live) > 1)
 
     def schedule_ending(self, step: int) -> None:
         """The last evaluation and checkpoint of a run of which `step` is planned, once."""
-        durable, config = self._state.durable, self._state.config
-        finishing = step >= config.run.steps
-        if self._ending_scheduled or not (finishing or durable.mode == "stopping"):
+        finishing, scheduled = step >= self._state.config.run.steps, self._state.pending.scheduled
+        if self.ending_scheduled or not (finishing or self._state.durable.mode == "stopping"):
             return
-        self._ending_scheduled = True
-        if finishing and self._state.any_ready.held_out and self._done.get("evaluate") != step:
-            self._state.pending.scheduled.add("evaluate")
-        samples = config.samples
-        if finishing and samples.prompts and samples.every_steps and self._done.get("sample") != step:
-            self._state.pending.scheduled.add("sample")
+        self.ending_scheduled = True
+        if finishing and self._state.any_ready.held_out and self.done.get("evaluate") != step:
+            scheduled.add("evaluate")
+        if finishing and "sample" in self._every_steps and self.done.get("sample") != step:
+            scheduled.add("sample")
         if self.owes_checkpoint(step):
-            self._state.pending.scheduled.add("checkpoint")
+            scheduled.add("checkpoint")
 
     def owes_checkpoint(self, step: int) -> bool:
         """Return whether a run that ends after `step` wants one that has not been written."""
         durable, config = self._state.durable, self._state.config
         wanted = config.checkpoint.at_end if step >= config.run.steps else durable.stop_writes_checkpoint
-        return wanted and step > 0 and self._done.get("checkpoint") != step
-
-    def call_ending_off(self) -> None:
-        """The run doesn't end after all; when it does, what belongs to it is scheduled again."""
-        self._ending_scheduled = False
+        return wanted and step > 0 and self.done.get("checkpoint") != step
 
     def start_over(self, step: int, *, was_passed: bool, owes_checkpoint: bool) -> None:
         """Plans beyond `step` are given up. What belongs to it is wanted, unless the next step had been planned; a
         scheduled checkpoint stays wanted if the one before it is being written or was lost (`owes_checkpoint`)."""
-        waiting = self._state.pending.scheduled & {"checkpoint"} if owes_checkpoint else set()
-        self._state.pending.scheduled.clear()
-        self._state.pending.scheduled |= waiting
-        self._ending_scheduled = False
+        self._state.pending.scheduled.intersection_update({"checkpoint"} if owes_checkpoint else ())
+        self.ending_scheduled = False
         if not was_passed:
             self.schedule_periodic(step)
 
@@ -204,7 +193,7 @@ def sample(state: ConductorState, plan: StepPlan, reports: Reports) -> None:
     ((rank, report),) = reports.items()
     node, answers = state.node(rank), report.answers if isinstance(report, SampleReport) else ()
     if not answers:
-        _no_answer(state, plan, node, report.skipped or "it sent none")
+        sample_failed(state, plan, report.skipped or "it sent none")
         return
     asked_by = next((state.durable.carried[id].by for id in plan.commands if id in state.durable.carried), "auto")
     eval_loss = state.durable.eval_loss if state.durable.eval_step == plan.step else None
@@ -254,10 +243,10 @@ def profile(state: ConductorState, plan: StepPlan, reports: Reports) -> None:
     """Keep which ranks record the steps that follow. The commands fail only if none does."""
     refused = {rank: report.skipped for rank, report in reports.items() if report.skipped}
     first, last = plan.step + 2, plan.step + 1 + plan.profile_steps
-    asked = Profiling(plan.seq, next(iter(plan.commands), None), last)
+    command = next(iter(plan.commands), None)
     for rank, why in refused.items():
-        _profile_failed(state, rank, asked, why)
-    begun = {rank: asked for rank in reports if rank not in refused}
+        state.happen(run_events.ProfileFailed(state.node(rank), why), "warning", command=command)
+    begun = {rank: Profiling(plan.seq, command, last) for rank in reports if rank not in refused}
     state.persist(profiling={**state.durable.profiling, **begun})
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
     result = f"{steps} on {state.nodes(begun)}; step {first - 1} warms up"
@@ -273,10 +262,10 @@ def profiled(state: ConductorState, said: ProfileWritten) -> None:
     asked = state.durable.profiling.get(said.rank)
     if asked is None or asked.seq != said.seq:
         return
-    _profile_ended(state, said.rank)
     if said.problem:
-        _profile_failed(state, said.rank, asked, said.problem)
+        profile_failed(state, said.rank, said.problem)
         return
+    _forget_profile(state, said.rank)
     done = run_events.Profiled(
         state.node(said.rank),
         said.rank,
@@ -292,29 +281,21 @@ def profiled(state: ConductorState, said: ProfileWritten) -> None:
     state.happen(done, step=said.last_step, command=asked.command)
 
 
-def profile_lost(state: ConductorState, rank: int) -> None:
-    """A trainer has ended that was recording a profile."""
+def profile_failed(state: ConductorState, rank: int, why: str) -> None:
+    """End the profile that a rank was recording or writing, if it was."""
     asked = state.durable.profiling.get(rank)
     if asked is not None:
-        _profile_ended(state, rank)
-        _profile_failed(state, rank, asked, "its trainer ended before the trace was written")
+        _forget_profile(state, rank)
+        state.happen(run_events.ProfileFailed(state.node(rank), why), "warning", command=asked.command)
 
 
-def _profile_failed(state: ConductorState, rank: int, asked: Profiling, why: str) -> None:
-    state.happen(run_events.ProfileFailed(state.node(rank), why), "warning", command=asked.command)
-
-
-def _profile_ended(state: ConductorState, rank: int) -> None:
+def _forget_profile(state: ConductorState, rank: int) -> None:
     state.persist(profiling={other: asked for other, asked in state.durable.profiling.items() if other != rank})
 
 
-def sample_interrupted(state: ConductorState, plan: StepPlan) -> None:
-    """The group was left while a rank answered."""
-    _no_answer(state, plan, state.node(plan.work[0].rank), INTERRUPTED["sample"])
-
-
-def _no_answer(state: ConductorState, plan: StepPlan, node: str, why: str) -> None:
-    state.happen(run_events.SampleFailed(node, why), "warning", plan.step)
+def sample_failed(state: ConductorState, plan: StepPlan, why: str) -> None:
+    """A plan to sample has brought no answer: its commands fail."""
+    state.happen(run_events.SampleFailed(state.node(plan.work[0].rank), why), "warning", plan.step)
     for id in plan.commands:
         state.end(id, "failed", plan.step, why)
 

@@ -1,9 +1,11 @@
-"""Stages of a conductor: from loading to the end of the run. `enter` is all that changes one."""
+"""Stages of a conductor, from loading to the end of the run, and what each asks of the ranks."""
 
-from math import inf
+import dataclasses
+from typing import Literal
 
-from trainctl.node_agent.conductor.state import ConductorState, Stage
+from trainctl.protocol.messages import Fenced, Preflight, Ready, Sealed
 
+Stage = Literal["loading", "fencing", "offering", "forming", "formed", "leaving", "over"]
 FENCE_SECONDS = 10.0
 """Seconds for answering a fence, which a rank does at once unless it is in an update."""
 OFFER_SECONDS = 20.0
@@ -41,10 +43,29 @@ TRANSITIONS: dict[Stage, dict[Stage, str]] = {
 """Why a stage may be entered, by the stage before it."""
 
 
-def enter(state: ConductorState, stage: Stage, seconds: float = inf) -> None:
-    """Change the stage; what it asks of the ranks is overdue after `seconds`. Raises ValueError for a stage that
-    can't follow."""
-    if stage not in TRANSITIONS[state.stage]:
-        raise ValueError(f"a conductor can't go from {state.stage} to {stage}")
-    state.stage = stage
-    state.due = state.now + seconds
+@dataclasses.dataclass
+class Rank:
+    """Messages of a rank in this life of the conductor."""
+
+    ready: Ready | None = None
+    formed: bool = False
+    fenced: Fenced | None = None
+    endpoints: tuple[str, ...] | None = None
+    ended: bool = False
+    why: str = ""  # of its end
+    heard: float | None = None  # when it last said something
+    doing: str = ""  # what it was at then
+    loading: str = ""  # how far that has come, while it loads
+    sealed: Sealed | None = None  # what it has of a growing file
+    preflight: Preflight | None = None  # of its first start
+
+    def forget(self) -> None:
+        """It is lost: what it said counts no more."""
+        self.ready = self.fenced = self.endpoints = self.sealed = self.preflight = None
+        self.formed = False
+
+    def owes(self, stage: Stage) -> bool:
+        """Return whether the answer to what a stage asks is still to come."""
+        if stage == "forming":
+            return not self.formed
+        return {"loading": self.ready, "fencing": self.fenced, "offering": self.endpoints}.get(stage, ()) is None

@@ -4,12 +4,13 @@ committed. Its parts share it, and no one else writes to it."""
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Literal, get_args
 
 import msgspec
 
-from trainctl.node_agent.conductor.events import Commanded, CommandEnded, Decision, Happened, Persist
+from trainctl.node_agent.conductor.events import Commanded, CommandEnded, CommandOutcome, Decision, Happened, Persist
+from trainctl.node_agent.conductor.stages import TRANSITIONS, Rank, Stage
 from trainctl.node_agent.planning import edits
 from trainctl.node_agent.planning.durable import Carried, Durable, Settings
 from trainctl.node_agent.planning.share_edits import Facts
@@ -18,11 +19,9 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import (
     METRICS,
     Fenced,
-    Preflight,
     RankStep,
     Ready,
     Report,
-    Sealed,
     Severity,
     StepCommitted,
     StepPlan,
@@ -35,7 +34,6 @@ SideKind = Literal["probe", "measure", "sync", "evaluate", "sample", "defragment
 SIDE_KINDS: tuple[SideKind, ...] = get_args(SideKind)
 """Plans beside training: they don't move the cursor. In the order in which one boundary runs them, so that what is
 evaluated and written is the state that all ranks have been given."""
-Stage = Literal["loading", "fencing", "offering", "forming", "formed", "leaving", "over"]
 Final = Literal["finished", "stopped", "failed"]
 
 
@@ -45,34 +43,6 @@ class CannotGoOnError(Exception):
 
 class NobodyLeftError(CannotGoOnError):
     """No rank has the state of the record's last step: the run may continue from a checkpoint."""
-
-
-@dataclasses.dataclass
-class Rank:
-    """Messages of a rank in this life of the conductor."""
-
-    ready: Ready | None = None
-    formed: bool = False
-    fenced: Fenced | None = None
-    endpoints: tuple[str, ...] | None = None
-    ended: bool = False
-    why: str = ""  # of its end
-    heard: float | None = None  # when it last said something
-    doing: str = ""  # what it was at then
-    loading: str = ""  # how far that has come, while it loads
-    sealed: Sealed | None = None  # what it has of a growing file
-    preflight: Preflight | None = None  # of its first start
-
-    def forget(self) -> None:
-        """It is lost: what it said counts no more."""
-        self.ready = self.fenced = self.endpoints = self.sealed = self.preflight = None
-        self.formed = False
-
-    def owes(self, stage: Stage) -> bool:
-        """Return whether the answer to what a stage asks is still to come."""
-        if stage == "forming":
-            return not self.formed
-        return {"loading": self.ready, "fencing": self.fenced, "offering": self.endpoints}.get(stage, ()) is None
 
 
 @dataclasses.dataclass(eq=False)
@@ -120,10 +90,8 @@ class Pending:
         if kind in ("sample", "profile") and self.side[kind]:
             return [self.side[kind].pop(0)]
         self.scheduled.discard(kind)
-        return self._take(lambda _: True, [self.side[kind]])
-
-    def take_staged(self) -> list[Commanded]:
-        return self._take(lambda _: True, [self.staged])
+        taken, self.side[kind] = self.side[kind], []
+        return taken
 
     @property
     def waiting(self) -> list[Commanded]:
@@ -135,19 +103,13 @@ class Pending:
         """Queues whose commands can expire; a stop doesn't."""
         return [self.staged, *self.side.values(), self.pausing]
 
-    def take_expired(self, now: float) -> list[Commanded]:
-        """Hand out and forget what no step could carry in time."""
-        return self._take(lambda command: command.expires <= now, self._queues)
-
-    def take_all(self) -> list[Commanded]:
-        """Hand out and forget everything."""
-        return self._take(lambda _: True, [*self._queues, self.stopping])
-
-    @staticmethod
-    def _take(unwanted: Callable[[Commanded], bool], queues: list[list[Commanded]]) -> list[Commanded]:
-        taken = [command for queue in queues for command in queue if unwanted(command)]
-        for queue in queues:
-            queue[:] = [command for command in queue if not unwanted(command)]
+    def take(self, until: float = math.inf) -> list[Commanded]:
+        """Hand out and forget what has expired `until` then; by default everything."""
+        taken = [command for queue in self._queues for command in queue if command.expires <= until]
+        for queue in self._queues:
+            queue[:] = [command for command in queue if command.expires > until]
+        if until == math.inf:
+            taken, self.stopping = taken + self.stopping, []
         return taken
 
 
@@ -320,6 +282,14 @@ class ConductorState:
         """Return what the live ranks have answered to a fence."""
         return [at.fenced for at in self.live.values() if at.fenced is not None]
 
+    def enter(self, stage: Stage, seconds: float = math.inf) -> None:
+        """Change the stage: nothing else does. What it asks of the ranks is overdue after `seconds`. Raises ValueError
+        for a stage that can't follow."""
+        if stage not in TRANSITIONS[self.stage]:
+            raise ValueError(f"a conductor can't go from {self.stage} to {stage}")
+        self.stage = stage
+        self.due = self.now + seconds
+
     def silent_seconds(self) -> dict[int, float]:
         """Return since when nothing was heard from each rank that has ever said something."""
         return {rank: self.now - at.heard for rank, at in self.ranks.items() if at.heard is not None}
@@ -408,10 +378,23 @@ class ConductorState:
             if carried.step <= step and carried.verb not in SIDE_KINDS:
                 self.end(id, "applied", carried.step, made=carried.made)
 
+    def end_all(
+        self,
+        queue: list[Commanded],
+        state: CommandOutcome,
+        step: int | None,
+        reason: str = "",
+        made: AnyEvent | None = None,
+    ) -> None:
+        """Give all commands of a queue that outcome."""
+        for command in queue:
+            self.end(command.id, state, step, reason, made=made)
+        queue.clear()
+
     def end(
         self,
         id: str,
-        state: Literal["applied", "rejected", "expired", "failed"],
+        state: CommandOutcome,
         step: int | None = None,
         reason: str = "",
         *,

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from math import inf
 
 from trainctl.node_agent.conductor.events import CommandEnded, Decision, Issue
-from trainctl.node_agent.conductor.state import SIDE_KINDS, ConductorState, Stage
+from trainctl.node_agent.conductor.stages import Stage
+from trainctl.node_agent.conductor.state import SIDE_KINDS, ConductorState
 from trainctl.protocol.messages import Generation, StepPlan
 
 

@@ -1,12 +1,36 @@
-"""Views of a run for clients, made from the parts of its conductor."""
+"""Views of a run for clients, made from the parts of its conductor, and dry runs of commands: a copy of the conductor
+takes the command, so the same code judges it, and nothing changes."""
+
+import copy
+import math
+from collections.abc import Mapping
 
 import msgspec
 
 from trainctl.node_agent.conductor.conductor import Conductor
-from trainctl.node_agent.planning.lr_schedule import rate
+from trainctl.node_agent.conductor.events import Commanded, CommandEnded
+from trainctl.node_agent.planning import edits
+from trainctl.node_agent.planning.durable import RankSetting, Settings
+from trainctl.node_agent.planning.plans import rate
+from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.policies import POLICIES
-from trainctl.protocol.messages import PolicyView, RankState, RankView, RunCost, RunView, verbs
+from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import (
+    DryRun,
+    DryRunRequest,
+    PolicyView,
+    RankForecast,
+    RankState,
+    RankView,
+    RunCost,
+    RunView,
+    verbs,
+)
+from trainctl.protocol.messages.event_prose import result
+
+_DRY_RUN = "dry-run"
+"""ID of the command of a dry run."""
 
 
 def run_view(
@@ -156,3 +180,74 @@ def _why(conductor: Conductor, rank: int, state: RankState, away: str) -> str:
             return "compiling: the first time in a process takes longer"
         case "ready" | "run" | "paused" | "lost" | "rejoining" | "drained" | "done":
             return conductor.writes.doing(rank)
+
+
+def dry_run(conductor: Conductor, request: DryRunRequest, now: float) -> DryRun:
+    """Return what a command would do at `now` (seconds of the conductor's clock). Raises InvalidInputError for
+    arguments that no run takes."""
+    args = verbs.check(request.verb, request.args, request.node)
+    if isinstance(args, verbs.AgentArgs):
+        raise InvalidInputError("verb", f"{request.verb} has no dry run: it isn't about the plan of a run")
+    trial = copy.deepcopy(conductor)
+    trial.shared.now = now
+    facts, modes = trial.pipeline.facts(), {name: trial.proposals.mode(name) for name in POLICIES}
+    before, first_step = trial.shared.folded(facts), trial.shared.planned_step + 1
+    command = Commanded(_DRY_RUN, request.verb, args, "", request.node, request.if_plan, math.inf)
+    outcomes = [each for each in trial.handle(command, now) if isinstance(each, CommandEnded) and each.id == _DRY_RUN]
+    said = DryRun(request.rid, conductor.run, request.verb, plan_version=before.plan_version)
+    if outcomes and outcomes[0].state != "applied":
+        return msgspec.structs.replace(said, refused=outcomes[0].reason, field=outcomes[0].field)
+    taken = outcomes[0] if outcomes else trial.durable.carried.get(_DRY_RUN)
+    step, made = (taken.step, taken.made) if taken is not None else (first_step, None)
+    if made is None and isinstance(args, verbs.EditArgs):
+        made = edits.apply(before, args, request.node, first_step, trial.config, facts).change
+    words_before, words_after = result(made) if made is not None else (None, None)
+    after, steps = trial.shared.folded(trial.pipeline.facts()), trial.config.run.steps
+    models, changed = (
+        trial.pipeline.rates.of(trial.shared.ranks),
+        [rank for rank in after.ranks if before.ranks[rank] != after.ranks[rank]],
+    )
+    return msgspec.structs.replace(
+        said,
+        step=step,
+        before=words_before,
+        after=words_after,
+        learning_rate=rate(after.lr, trial.config.optimizer, steps, min(max(step or 1, 1), steps)),
+        global_batch=after.global_batch,
+        step_seconds_before=_step_seconds(before, before, models),
+        step_seconds=_step_seconds(before, after, models),
+        ranks=tuple(_forecast(trial, rank, before, after, models.get(rank)) for rank in changed),
+        advising=tuple(name for name, mode in modes.items() if mode == "on" and trial.proposals.mode(name) == "advise"),
+    )
+
+
+def _forecast(trial: Conductor, rank: int, before: Settings, after: Settings, model: StepModel | None) -> RankForecast:
+    old, new = before.live.get(rank), after.live.get(rank)
+    memory = trial.pipeline.peaks.predicted(rank, new.micro_in_force) if new is not None else None
+    return RankForecast(
+        rank=rank,
+        node=after.ranks[rank].node,
+        share_before=old.share if old is not None else None,
+        share=new.share if new is not None else None,
+        micro_before=old.micro_in_force if old is not None else None,
+        micro=new.micro_in_force if new is not None else None,
+        seconds=_seconds(old, new, model) if new is not None else None,
+        memory_bytes=memory.bytes if memory is not None else None,
+        memory_is_bound=memory is not None and memory.is_bound,
+        memory_cap_bytes=memory.cap_bytes if memory is not None else None,
+    )
+
+
+def _step_seconds(before: Settings, after: Settings, models: Mapping[int, StepModel]) -> float | None:
+    """Return the slowest rank's seconds; None if one of them isn't known."""
+    seconds = [_seconds(before.live.get(rank), new, models.get(rank)) for rank, new in after.live.items()]
+    known = [each for each in seconds if each is not None]
+    return max(known) if len(known) == len(seconds) else None
+
+
+def _seconds(old: RankSetting | None, new: RankSetting, model: StepModel | None) -> float | None:
+    """Return a rank's seconds of a step; None where another micro-batch is set, and what it takes isn't measured."""
+    is_same_size = old is not None and min(new.share, old.micro_batch) == min(new.share, new.micro_batch)
+    if model is None or (model.is_linear and not is_same_size):
+        return None
+    return model.seconds(new.share, new.micro_batch)

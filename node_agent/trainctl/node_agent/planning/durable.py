@@ -7,7 +7,6 @@ from typing import Literal
 import msgspec
 
 from trainctl.node_agent.planning.compatibility import RankSetup, Resumed
-from trainctl.node_agent.planning.lr_schedule import LrRule
 from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages import BranchPoint, Generation
 from trainctl.protocol.messages.events import AnyEvent
@@ -32,6 +31,16 @@ class RankSetting(msgspec.Struct, frozen=True):
     def micro_in_force(self) -> int:
         """Samples per forward/backward that plans are made with: what is wanted, but for a share that is smaller."""
         return min(self.micro_batch, self.share) if self.share else self.micro_batch
+
+
+class LrRule(msgspec.Struct, frozen=True):
+    """`schedule`: `number` times the run file's curve; `constant`: `number` itself, a learning rate."""
+
+    kind: Literal["schedule", "constant"] = "schedule"
+    number: float = 1.0
+
+    def scaled(self, factor: float) -> "LrRule":
+        return LrRule(self.kind, self.number * factor)
 
 
 class Settings(msgspec.Struct, frozen=True, dict=True):

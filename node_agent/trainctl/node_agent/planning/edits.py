@@ -1,20 +1,19 @@
 """Effect of each editing verb on the settings: pure functions to settings and what changed."""
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 import msgspec
 
 from trainctl.node_agent.planning import share_edits
-from trainctl.node_agent.planning.durable import RankSetting, Settings
-from trainctl.node_agent.planning.lr_schedule import LrRule, rate
+from trainctl.node_agent.planning.durable import LrRule, Settings
+from trainctl.node_agent.planning.plans import rate
 from trainctl.node_agent.planning.share_edits import Edit, Facts
 from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.protocol.messages.events import Change, GlobalBatchChanged, LearningRateChanged, MicroBatchChanged, Pairs
+from trainctl.protocol.messages.events import GlobalBatchChanged, LearningRateChanged, MicroBatchChanged
 
 MAX_LEARNING_RATE = 100.0
 NO_FACTS = Facts()
@@ -31,12 +30,8 @@ def apply(
         raise InvalidInputError("verb", f"{type(args).__name__} doesn't edit the settings")
     edit = _edited(settings, args, node, step, config, facts)
     if msgspec.structs.replace(edit.settings, plan_version=settings.plan_version) == settings:
-        return Edit(settings, _unchanged(edit.change))
+        return Edit(settings, msgspec.structs.replace(edit.change, after=edit.change.before))
     return edit
-
-
-def _unchanged(change: Change) -> Change:
-    return msgspec.structs.replace(change, after=change.before)
 
 
 def _edited(
@@ -61,30 +56,18 @@ def _edited(
 
 def _resize(settings: Settings, args: verbs.ResizeBatch, node: str | None, facts: Facts) -> Edit:
     """A size that a person has chosen stays; a policy's may be chosen again with the share."""
-    of_node = [rank for rank, setting in settings.ranks.items() if node in (None, setting.node)]
-    if not of_node:
-        raise InvalidInputError("node", share_edits.unknown_node(settings, node))
-    chosen = [rank for rank in of_node if rank in settings.live]
-    if not chosen:
-        raise InvalidInputError("node", share_edits.why_no_share(settings, of_node[0]))
+    chosen = [rank for rank, setting in settings.live.items() if node in (None, setting.node)]
+    if node is not None and not chosen:
+        raise InvalidInputError("node", share_edits.why_no_share(settings, node, "node"))
+    ranks = dict(settings.ranks)
     for rank in chosen:
-        setting = settings.ranks[rank]
+        setting = ranks[rank]
         if args.micro > setting.share:
             raise InvalidInputError("micro", f"{args.micro} is over {setting.node}'s share of {setting.share} samples")
-    ranks = {
-        rank: msgspec.structs.replace(
-            setting, micro_batch=args.micro, halved_to=0, auto_micro=setting.auto_micro and not facts.by_person
-        )
-        if rank in chosen
-        else setting
-        for rank, setting in settings.ranks.items()
-    }
-    change = MicroBatchChanged(_micros(settings.ranks, chosen), _micros(ranks, chosen))
+        is_auto = setting.auto_micro and not facts.by_person
+        ranks[rank] = msgspec.structs.replace(setting, micro_batch=args.micro, halved_to=0, auto_micro=is_auto)
+    change = MicroBatchChanged(share_edits.micros(settings.ranks, chosen), share_edits.micros(ranks, chosen))
     return Edit(settings.edited(ranks=ranks), change)
-
-
-def _micros(ranks: Mapping[int, RankSetting], chosen: Sequence[int]) -> Pairs:
-    return tuple((ranks[rank].node, ranks[rank].micro_in_force) for rank in chosen)
 
 
 def _global_batch(settings: Settings, args: verbs.SetGlobalBatch, config: RunFile) -> Edit:
@@ -116,7 +99,5 @@ def _check_rate(rule: LrRule, field: str, config: RunFile) -> None:
     """Raise InvalidInputError if the rest of the schedule exceeds the highest learning rate allowed."""
     peak = rule.number * (config.optimizer.learning_rate if rule.kind == "schedule" else 1.0)
     if not math.isfinite(peak) or peak > MAX_LEARNING_RATE:
-        raise InvalidInputError(
-            field,
-            f"the schedule's peak would be {peak:.4g}, above the limit of {MAX_LEARNING_RATE:g}; use schedule=set",
-        )
+        problem = f"the schedule's peak would be {peak:.4g}, above the limit of {MAX_LEARNING_RATE:g}"
+        raise InvalidInputError(field, f"{problem}; use schedule=set")

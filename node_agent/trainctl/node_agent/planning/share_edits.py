@@ -5,10 +5,10 @@ what undoes its `after`.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from trainctl.node_agent.planning import compatibility
 from trainctl.node_agent.planning.durable import RankSetting, Settings
@@ -29,7 +29,7 @@ from trainctl.protocol.config.micro_batches import first_micro, is_auto
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready, verbs
-from trainctl.protocol.messages.events import Change, MicroBatchChanged, NodeStateChanged, SharesChanged
+from trainctl.protocol.messages.events import Change, MicroBatchChanged, NodeStateChanged, Pairs, SharesChanged
 
 AWAY_SECONDS = 5.0
 """Seconds of silence after which a trainer counts as hung; it reports every second, also while it computes."""
@@ -55,17 +55,16 @@ class Facts:
 
 def with_shares(settings: Settings, counts: Mapping[int, int]) -> dict[int, RankSetting]:
     """All ranks with new shares, out and without one if `counts` has none for them."""
-    return {rank: _with_share(setting, counts.get(rank, 0)) for rank, setting in settings.ranks.items()}
-
-
-def _with_share(setting: RankSetting, share: int) -> RankSetting:
-    out = "" if share else setting.out or "drained"
-    return msgspec.structs.replace(setting, share=share, out=out, last_share=0)
+    ranks = {}
+    for rank, setting in settings.ranks.items():
+        share = counts.get(rank, 0)
+        ranks[rank] = replace(setting, share=share, out="" if share else setting.out or "drained", last_share=0)
+    return ranks
 
 
 def _set_out(settings: Settings, ranks: Collection[int], out: Literal["drained", "lost", "failed"]) -> Settings:
-    changed = {rank: msgspec.structs.replace(settings.ranks[rank], share=0, out=out) for rank in ranks}
-    return msgspec.structs.replace(settings, ranks={**settings.ranks, **changed})
+    changed = {rank: replace(settings.ranks[rank], share=0, out=out) for rank in ranks}
+    return replace(settings, ranks={**settings.ranks, **changed})
 
 
 def edit(settings: Settings, counts: Mapping[int, int], node: str = "") -> Edit:
@@ -92,11 +91,10 @@ def rebalance(settings: Settings, args: verbs.Rebalance, facts: Facts) -> Edit:
     argument."""
     if args.auto:
         return _fastest(settings, facts)
-    nodes = {setting.node for setting in settings.live.values()}
-    for node in args.shares:
-        if node not in nodes:
-            raise InvalidInputError("shares", _why_not(settings, node))
     node_of = {rank: setting.node for rank, setting in settings.live.items()}
+    for node in args.shares:
+        if node not in node_of.values():
+            raise InvalidInputError("shares", why_no_share(settings, node, "shares"))
     return edit(settings, shares_as_wanted(settings.shares, node_of, args.shares))
 
 
@@ -106,8 +104,20 @@ def _fastest(settings: Settings, facts: Facts) -> Edit:
             raise InvalidInputError("auto", f"{settings.label(rank)} has no measured rate yet: wait for its next step")
     by_rank = costs(settings, facts.models, facts.most_micro)
     counts = split(settings.global_batch, by_rank, "auto")
+    edited = edit(settings, counts)
     free = free_ranks(settings, facts.models, facts.most_micro)
-    return _with_micros(edit(settings, counts), settings, {rank: by_rank[rank].micro(counts[rank]) for rank in free})
+    if not free:
+        return edited
+    before, ranks = settings.ranks, dict(edited.settings.ranks)
+    for rank in free:
+        ranks[rank] = replace(ranks[rank], micro_batch=by_rank[rank].micro(counts[rank]))
+    change = replace(edited.change, micro_before=micros(before, free), micro_after=micros(ranks, free))
+    return Edit(replace(edited.settings, ranks=ranks), change)
+
+
+def micros(ranks: Mapping[int, RankSetting], chosen: Iterable[int]) -> Pairs:
+    """Return the micro-batches in force of some ranks, by node."""
+    return tuple((ranks[rank].node, ranks[rank].micro_in_force) for rank in chosen)
 
 
 def free_ranks(settings: Settings, models: Mapping[int, StepModel], most_micro: Mapping[int, int]) -> list[int]:
@@ -127,44 +137,16 @@ def costs(settings: Settings, models: Mapping[int, StepModel], most_micro: Mappi
 def least_seconds(settings: Settings, models: Mapping[int, StepModel], most_micro: Mapping[int, int]) -> float:
     """Return what no step goes below, whatever the shares; it is found in a fraction of the time that a split takes."""
     free = {*free_ranks(settings, models, most_micro)} if most_micro else set()
-    rated = [
-        models[rank].rated(most_micro[rank] if rank in free else setting.micro_batch)
-        for rank, setting in settings.live.items()
-    ]
-    return lower_bound(settings.global_batch, rated)
+    micros = {rank: most_micro[rank] if rank in free else at.micro_batch for rank, at in settings.live.items()}
+    return lower_bound(settings.global_batch, [models[rank].rated(micro) for rank, micro in micros.items()])
 
 
-def _with_micros(edited: Edit, settings: Settings, chosen: Mapping[int, int]) -> Edit:
-    """The edit with the micro-batches that were chosen with the shares."""
-    if not chosen:
-        return edited
-    ranks = {
-        rank: msgspec.structs.replace(setting, micro_batch=chosen.get(rank, setting.micro_batch))
-        for rank, setting in edited.settings.ranks.items()
-    }
-    before, after = (
-        tuple((of[rank].node, of[rank].micro_in_force) for rank in chosen) for of in (settings.ranks, ranks)
-    )
-    change = msgspec.structs.replace(edited.change, micro_before=before, micro_after=after)
-    return Edit(msgspec.structs.replace(edited.settings, ranks=ranks), change)
-
-
-def _why_not(settings: Settings, node: str) -> str:
-    ranks = [rank for rank, setting in settings.ranks.items() if setting.node == node]
-    return why_no_share(settings, ranks[0]) if ranks else unknown_node(settings, node)
-
-
-def why_no_share(settings: Settings, rank: int) -> str:
-    """Return why a rank is out, and what would change that."""
-    node, out = settings.ranks[rank].node, settings.ranks[rank].out
+def why_no_share(settings: Settings, node: str, field: str) -> str:
+    """Return why a node is out, and what would change that. Raises InvalidInputError for a node of another run."""
+    out = settings.ranks[ranks_of(settings, node, field)[0]].out
     if out == "lost":
         return f"{node} is lost and takes no share until it is back"
     return f"{node} is {out} and takes no share; admit {node} first"
-
-
-def unknown_node(settings: Settings, node: str | None) -> str:
-    nodes = ", ".join(dict.fromkeys(setting.node for setting in settings.ranks.values()))
-    return f"no node {node!r} in this run; the nodes are {nodes}"
 
 
 # ---------------------------------------------------------------- drain and admit
@@ -172,7 +154,7 @@ def unknown_node(settings: Settings, node: str | None) -> str:
 
 def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
     """Without `node`: its share goes to the others in proportion. Raises InvalidInputError."""
-    leaving = _ranks_of(settings, node)
+    leaving = ranks_of(settings, node)
     if all(settings.ranks[rank].out == "drained" for rank in leaving):
         raise InvalidInputError("node", f"{node} is already drained")
     if all(settings.ranks[rank].out for rank in leaving):
@@ -189,15 +171,14 @@ def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
 def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -> Edit:
     """With `node` again: by its last rate if all have one, else evenly; the others keep their proportions of the rest.
     Raises InvalidInputError."""
-    back = [rank for rank in _ranks_of(settings, node) if settings.ranks[rank].out]
+    back = [rank for rank in ranks_of(settings, node) if settings.ranks[rank].out]
     if not back:
         raise InvalidInputError("node", f"{node} is not drained")
     if all(settings.ranks[rank].out == "lost" for rank in back):
         raise InvalidInputError("node", f"{node} is lost; it rejoins automatically when it is back")
     _check_can_join(settings, back, facts, config)
-    rates = {
-        rank: model.samples_per_second(last_micro_batch(settings.ranks[rank])) for rank, model in facts.models.items()
-    }
+    last = {rank: last_micro_batch(setting) for rank, setting in settings.ranks.items()}
+    rates = {rank: model.samples_per_second(last[rank]) for rank, model in facts.models.items()}
     return edit(settings, shares_with_back(settings.shares, back, rates), node or "")
 
 
@@ -208,8 +189,7 @@ def lose(settings: Settings, rank: int) -> Edit:
     """
     is_first = not any(setting.out == "lost" for setting in settings.ranks.values())
     had = {at: setting.share if is_first else setting.last_share for at, setting in settings.ranks.items()}
-    edited = edit(settings, shares_without(settings.shares, (rank,)))
-    return Edit(_remembering(edited.settings, had, lost=rank), edited.change)
+    return _remembering(edit(settings, shares_without(settings.shares, (rank,))), had, lost=rank)
 
 
 def take_back(settings: Settings, rank: int, facts: Facts, config: RunFile) -> Edit:
@@ -221,16 +201,14 @@ def take_back(settings: Settings, rank: int, facts: Facts, config: RunFile) -> E
         counts = apportion(settings.global_batch, {at: float(share) for at, share in present.items()})
     else:
         counts = returned_share(settings.shares, rank, had[rank])
-    edited = edit(settings, counts)
-    return Edit(_remembering(edited.settings, had), edited.change)
+    return _remembering(edit(settings, counts), had)
 
 
-def _remembering(settings: Settings, had: Mapping[int, int], lost: int | None = None) -> Settings:
-    ranks = {
-        rank: msgspec.structs.replace(setting, last_share=had[rank], out="lost" if rank == lost else setting.out)
-        for rank, setting in settings.ranks.items()
-    }
-    return msgspec.structs.replace(settings, ranks=ranks)
+def _remembering(edited: Edit, had: Mapping[int, int], lost: int | None = None) -> Edit:
+    ranks = {}
+    for rank, setting in edited.settings.ranks.items():
+        ranks[rank] = replace(setting, last_share=had[rank], out="lost" if rank == lost else setting.out)
+    return Edit(replace(edited.settings, ranks=ranks), edited.change)
 
 
 def expect(settings: Settings, rank: int) -> Settings:
@@ -256,22 +234,18 @@ def halve(settings: Settings, rank: int) -> Edit:
     change = MicroBatchChanged(((setting.node, before),), ((setting.node, after),))
     if after == before:
         return Edit(settings, change)
-    halved = msgspec.structs.replace(setting, micro_batch=after, halved_to=after)
+    halved = replace(setting, micro_batch=after, halved_to=after)
     return Edit(settings.edited(ranks={**settings.ranks, rank: halved}), change)
 
 
 def as_memory_allows(then: Settings, latest: Settings) -> Settings:
     """Settings of an earlier step with no larger micro-batches than running out of memory has left by now."""
-    ranks = {
-        rank: msgspec.structs.replace(
-            setting,
-            micro_batch=min(setting.micro_batch, latest.ranks[rank].halved_to),
-            halved_to=latest.ranks[rank].halved_to,
-        )
-        for rank, setting in then.ranks.items()
-        if rank in latest.ranks and latest.ranks[rank].halved_to
-    }
-    return msgspec.structs.replace(then, ranks={**then.ranks, **ranks})
+    ranks = dict(then.ranks)
+    for rank, setting in then.ranks.items():
+        halved_to = latest.ranks[rank].halved_to if rank in latest.ranks else 0
+        if halved_to:
+            ranks[rank] = replace(setting, micro_batch=min(setting.micro_batch, halved_to), halved_to=halved_to)
+    return replace(then, ranks=ranks)
 
 
 def _check_can_join(settings: Settings, back: Collection[int], facts: Facts, config: RunFile) -> None:
@@ -292,10 +266,12 @@ def _check_can_join(settings: Settings, back: Collection[int], facts: Facts, con
         raise InvalidInputError("node", str(error)) from None
 
 
-def _ranks_of(settings: Settings, node: str | None) -> list[int]:
+def ranks_of(settings: Settings, node: str | None, field: str = "node") -> list[int]:
+    """Return the ranks of a node. Raises InvalidInputError if the run has no such node."""
     ranks = [rank for rank, setting in settings.ranks.items() if setting.node == node]
     if not ranks:
-        raise InvalidInputError("node", unknown_node(settings, node))
+        nodes = ", ".join(dict.fromkeys(setting.node for setting in settings.ranks.values()))
+        raise InvalidInputError(field, f"no node {node!r} in this run; the nodes are {nodes}")
     return ranks
 
 
@@ -317,8 +293,6 @@ def fastest_micro(settings: Settings, config: RunFile, ready: Ready) -> Edit | N
 
 def resized(settings: Settings, ranks: Sequence[int], micro: int, cause: str = "") -> Edit:
     """Return another micro-batch for the ranks of a node, which the run file leaves to be chosen."""
-    after = {rank: msgspec.structs.replace(settings.ranks[rank], micro_batch=micro) for rank in ranks}
-    first = min(ranks)
-    node, before = settings.ranks[first].node, settings.ranks[first].micro_in_force
-    change = MicroBatchChanged(((node, before),), ((node, after[first].micro_in_force),), cause)
-    return Edit(settings.edited(ranks={**settings.ranks, **after}), change)
+    after = {**settings.ranks, **{rank: replace(settings.ranks[rank], micro_batch=micro) for rank in ranks}}
+    change = MicroBatchChanged(micros(settings.ranks, [min(ranks)]), micros(after, [min(ranks)]), cause)
+    return Edit(settings.edited(ranks=after), change)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from trainctl.node_agent.conductor.conductor import Conductor
-from trainctl.node_agent.planning import lr_schedule
+from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.durable import next_term
 from trainctl.node_agent.records import run_folders
 from trainctl.node_agent.records.agent_db import KnownRun
@@ -186,7 +186,7 @@ class Launch:
         newer = await self._newer(paths, {*hosted.values()}, source) if from_step is None else None
         if extended is not None:
             before, after, done = as_it_was.run.steps, extended.run.steps, (newer or source).step
-            await asyncio.to_thread(lr_schedule.check_extension, run, config.optimizer, before, after, done)
+            await asyncio.to_thread(plans.check_extension, run, config.optimizer, before, after, done)
         missing = ""
         if from_step is None:
             at_most = await asyncio.to_thread(restore.rollback_step, paths)

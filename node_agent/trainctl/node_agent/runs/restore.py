@@ -17,7 +17,7 @@ import tomli_w
 from trainctl.node_agent.autopilot.policies import REGISTRY
 from trainctl.node_agent.conductor.conductor import Conductor
 from trainctl.node_agent.conductor.state import Progress, RunSums, rank_step
-from trainctl.node_agent.planning import ranges, share_edits
+from trainctl.node_agent.planning import plans, share_edits
 from trainctl.node_agent.planning.durable import (
     Carried,
     Durable,
@@ -583,7 +583,7 @@ def _first_settings(config: RunFile) -> Settings:
     tables = dict(enumerate(config.nodes.items()))
     wanted = {rank: table.share for rank, (_, table) in tables.items()}
     try:
-        counts = ranges.first_shares(config.batch.global_, wanted)
+        counts = plans.first_shares(config.batch.global_, wanted)
     except InvalidInputError as error:
         raise InvalidInputError(f"config: {error.where}", error.problem) from None
     ranks = {

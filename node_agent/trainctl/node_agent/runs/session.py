@@ -94,7 +94,7 @@ class Session:
         self._readings, self._newest_readings = StepReadings(), NewestReadings()
         self._links: tuple[messages.Generation, Links] | None = None
         newest = recorder.newest_steps(CURVE_STEPS)
-        conductor.proposals.replay(newest)
+        conductor.proposals.curve.replay(newest)
         self._committed = deque(newest[-COMMITTED_STEPS:], maxlen=COMMITTED_STEPS)
         self._statistics = StepStatistics(newest[-STATISTICS_STEPS:])
         self._kept_durable: Durable | None = None

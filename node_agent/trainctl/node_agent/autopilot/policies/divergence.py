@@ -12,7 +12,7 @@ from trainctl.node_agent.autopilot.policy import (
     assess,
     mode_of,
 )
-from trainctl.node_agent.planning.lr_schedule import rate
+from trainctl.node_agent.planning.plans import rate
 from trainctl.protocol.messages import PolicyFigure, verbs
 
 _AHEAD = 2

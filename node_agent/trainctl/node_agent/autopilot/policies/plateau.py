@@ -7,7 +7,7 @@ checkpoint takes both up as they were there, the rate and the evaluations that w
 from collections.abc import Mapping, Sequence
 
 from trainctl.node_agent.autopilot.policy import Assessment, HeldOutLoss, Memory, Policy, Proposal, RunFacts
-from trainctl.node_agent.planning.lr_schedule import rate
+from trainctl.node_agent.planning.plans import rate
 from trainctl.node_agent.planning.share_edits import Edit
 from trainctl.protocol.analysis.loss_trends import Plateau as PlateauState
 from trainctl.protocol.analysis.loss_trends import PlateauDetector

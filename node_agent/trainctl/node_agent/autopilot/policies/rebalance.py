@@ -24,7 +24,7 @@ from trainctl.node_agent.autopilot.policy import (
 )
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.planning.durable import Settings
-from trainctl.node_agent.planning.throughput import NEWEST
+from trainctl.node_agent.planning.rank_models import NEWEST
 from trainctl.protocol.batch.split import apportion, slowest, split
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.messages import PolicyFigure, verbs
