@@ -25,7 +25,7 @@ from trainctl.protocol.batch.against_profile import bandwidth, sum_seconds
 from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.calibration.profile import LinkRate, ProfileSummary
-from trainctl.protocol.config.cluster_file import SimulatedNode, SpeedChange
+from trainctl.protocol.config.cluster_file import SimulatedNode
 
 
 class Clock(Protocol):
@@ -33,7 +33,8 @@ class Clock(Protocol):
 
     @property
     def now(self) -> float: ...
-    def after(self, seconds: float, what: Callable[[], None]) -> None: ...
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
+        """Do something so many seconds from now."""
 
 
 class RealTime:
@@ -48,7 +49,6 @@ class RealTime:
         return time.monotonic() - self._began_monotonic
 
     def after(self, seconds: float, what: Callable[[], None]) -> None:
-        """Do something so many seconds from now."""
         asyncio.get_running_loop().call_later(seconds, what)
 
 
@@ -61,7 +61,6 @@ class EventQueue:
         self._added = 0
 
     def after(self, seconds: float, what: Callable[[], None]) -> None:
-        """Do something so many seconds from now."""
         self._added += 1
         heapq.heappush(self._waiting, (self.now + seconds, self._added, what))
 
@@ -132,7 +131,8 @@ class DeviceModel:
         micro, replays = self._fitting(min(micro, max(samples, 1)))
         seconds = curve.share_seconds(samples, micro) * self._chance(settings.noise)
         if settings.drift or settings.speeds:
-            seconds *= math.exp(self._drift(now)) / _speed_at(settings.speeds, step)
+            speed = next((change.speed for change in reversed(settings.speeds) if change.step <= step), 1.0)
+            seconds *= math.exp(self._drift(now)) / speed
         if replays:
             seconds += replays * curve.seconds(micro)
         peak = None
@@ -144,16 +144,12 @@ class DeviceModel:
 
     def _fitting(self, micro: int) -> tuple[int, int]:
         """As a trainer does, a pass that runs out of memory is made again in halves."""
-        fitting = self._fits.get(micro)
-        if fitting is None:
-            fitting = self._fits[micro] = self._halved(micro)
-        return fitting
-
-    def _halved(self, micro: int) -> tuple[int, int]:
-        replays = 0
-        while micro > 1 and self.spec.out_of_memory(micro):
-            micro, replays = math.ceil(micro / 2), replays + 1
-        return micro, replays
+        if micro not in self._fits:
+            fitting, replays = micro, 0
+            while fitting > 1 and self.spec.out_of_memory(fitting):
+                fitting, replays = math.ceil(fitting / 2), replays + 1
+            self._fits[micro] = fitting, replays
+        return self._fits[micro]
 
     def _chance(self, deviation: float) -> float:
         return math.exp(self._noise.gauss(0.0, deviation)) if deviation else 1.0
@@ -178,11 +174,6 @@ class DeviceModel:
     def fails_at(self, step: int) -> bool:
         """Return whether its trainer dies in the step."""
         return step in self._settings.fails_at
-
-
-def _speed_at(changes: Sequence[SpeedChange], step: int) -> float:
-    """Relative to the node's own."""
-    return next((change.speed for change in reversed(changes) if change.step <= step), 1.0)
 
 
 JOIN_SECONDS: Final = 0.3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainctl.node_agent.planning.throughput import GRADIENT_BYTES, STATE_BYTES
+from trainctl.node_agent.planning.rank_models import GRADIENT_BYTES, STATE_BYTES
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.simulate.models import DeviceSpec, LossModel, SimulatedLinks
 from trainctl.protocol.advice.advice_facts import described_memory, described_profile
@@ -51,7 +51,10 @@ def read(cluster_path: Path, run_path: Path, *, seed: int, steps: int | None, pa
     config = run_file.read(run_path)
     if steps is not None:
         config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, steps=steps, epochs=0.0))
-    _check(config, run_path)
+    if not config.run.steps:
+        raise InvalidInputError(f"{run_path}: run.epochs", "a simulated run reads no data: give --steps")
+    if config.data.growing:
+        raise InvalidInputError(f"{run_path}: data.growing", "a simulated run has no data that grow: leave it out")
     config = preflight.with_nodes(config, "", tuple(cluster.nodes))
     nodes = {rank: _simulated(cluster, name, cluster_path) for rank, name in enumerate(config.nodes)}
     config = _resolved(config, nodes, run_path)
@@ -64,13 +67,6 @@ def read(cluster_path: Path, run_path: Path, *, seed: int, steps: int | None, pa
     links = SimulatedLinks(of, GRADIENT_BYTES * trained, STATE_BYTES * trained)
     loss = LossModel.of(seed, config.batch.global_, facts.vocabulary if facts is not None else None)
     return Scenario(config, cluster, nodes, devices, links, loss, trained, seed)
-
-
-def _check(config: RunFile, path: Path) -> None:
-    if not config.run.steps:
-        raise InvalidInputError(f"{path}: run.epochs", "a simulated run reads no data: give --steps")
-    if config.data.growing:
-        raise InvalidInputError(f"{path}: data.growing", "a simulated run has no data that grow: leave it out")
 
 
 def _resolved(config: RunFile, nodes: Mapping[int, SimulatedNode], path: Path) -> RunFile:
@@ -136,16 +132,13 @@ class _Maker:
         device = self._known(name, node) if node.device else None
         memory = self._memory(node, profile, table)
         cap = self._cap(node, device, profile, table)
-        title = device.title if device is not None else ""
-        title = profile.key.device if profile is not None else title or "device"
-        step = node.step_seconds
-        if step is None:
-            step = (profile.optimizer_seconds or 0.0) if profile is not None else 0.0
-        curve = self._curve(name, node, profile)
+        title, step = device.title if device is not None else "device", 0.0
+        if profile is not None:
+            title, step = profile.key.device, profile.optimizer_seconds or 0.0
+        step = node.step_seconds if node.step_seconds is not None else step
         reported = profile if profile is not None else described_profile(node, memory)
-        return DeviceSpec(
-            f"simulated {title}", curve, step, memory, cap, None if reported is None else summary(reported)
-        )
+        said = None if reported is None else summary(reported)
+        return DeviceSpec(f"simulated {title}", self._curve(name, node, profile), step, memory, cap, said)
 
     def _curve(self, name: str, node: SimulatedNode, profile: DeviceProfile | None) -> PassCurve:
         if profile is not None:
@@ -182,21 +175,17 @@ class _Maker:
         if profile is not None:
             model = memory_estimate.fit([(each.micro, each.peak_bytes) for each in profile.passes if each.peak_bytes])
         elif self._facts is not None:
-            model = self._estimate(self._facts, node, table)
+            placed = msgspec.structs.replace(table, device="cuda:0")
+            model = estimated_line(self._config, self._facts, placed, node.backend, str(self._path))
         return described_memory(node, model)
-
-    def _estimate(self, facts: ModelFacts, node: SimulatedNode, table: NodeTable) -> MemoryModel:
-        placed = msgspec.structs.replace(table, device="cuda:0")
-        return estimated_line(self._config, facts, placed, node.backend, str(self._path))
 
     def _cap(
         self, node: SimulatedNode, device: Device | None, profile: DeviceProfile | None, table: NodeTable
     ) -> float | None:
         """The smallest of the limits that are given."""
-        own = float(device.memory_bytes) if device is not None else None
+        own: float | None = profile.memory_cap_bytes if profile is not None else None
+        own = device.memory_bytes if device is not None else own
         own = node.memory_gb * 1e9 if node.memory_gb is not None else own
-        if own is None and profile is not None:
-            own = profile.memory_cap_bytes
         limit = table.memory_limit_gb * 1e9 if table.memory_limit_gb is not None else None
         return min((cap for cap in (own, limit) if cap is not None), default=None)
 

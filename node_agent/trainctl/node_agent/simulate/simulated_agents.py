@@ -9,7 +9,6 @@ import os
 import signal
 import time
 from collections.abc import Container, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,9 +20,9 @@ from trainctl.node_agent.conductor import events as conductor_events
 from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.simulate import scenario
-from trainctl.node_agent.simulate.models import RealTime
+from trainctl.node_agent.simulate.models import DeviceSpec, RealTime
 from trainctl.node_agent.simulate.simulated_rank import make_ranks
-from trainctl.node_agent.simulate.simulated_reports import device_reading
+from trainctl.node_agent.simulate.simulated_reports import host_reading
 from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE, HostedTrainer, TrainerSupervisor
 from trainctl.node_agent.transport import bind
 from trainctl.protocol import messages
@@ -151,13 +150,13 @@ class SimulatedTrainers(TrainerSupervisor):
         run.end(rank, -signal.SIGTERM, "ended by its agent")
         return True
 
-    def devices(self, node: str) -> tuple[messages.GpuReading, ...]:
-        """Return what is known of a node's device, once it has taken part in a run."""
+    def device(self, node: str) -> DeviceSpec | None:
+        """Return a node's device, once it has taken part in a run."""
         for run in reversed(self._runs.values()):
             nodes = [*run.scenario.config.nodes]
             if node in nodes:
-                return (device_reading(run.scenario.devices[nodes.index(node)]),)
-        return ()
+                return run.scenario.devices[nodes.index(node)]
+        return None
 
     def close(self) -> None:
         """End all trainers."""
@@ -168,22 +167,14 @@ class SimulatedTrainers(TrainerSupervisor):
 
 
 class SimulatedMachine(HostReader):
-    """Reads a node's simulated device; nothing else of its machine is simulated, so nothing else is read."""
+    """Reads a node's simulated device."""
 
     def __init__(self, node: str, path: Path, trainers: SimulatedTrainers) -> None:
         super().__init__(node, path, devices=())
-        self._read_devices = partial(trainers.devices, node)
+        self._trainers = trainers
 
     def read(self, at: float, own_pids: Container[int] = (), trainer: int | None = None) -> messages.HostReading:
-        return messages.HostReading(
-            node=self._node,
-            read_at=at,
-            cpu_percent=None,
-            memory_used_bytes=None,
-            memory_total_bytes=None,
-            disk_free_bytes=None,
-            gpus=self._read_devices(),
-        )
+        return host_reading(self._node, at, self._trainers.device(self._node))
 
 
 MAX_NODES = 16

@@ -42,7 +42,7 @@ class SimulatedLead:
         self._costs = RunCosts(recorder, prices)
         self._eta = RunEta(recorder, conductor.config, lambda: self.at)
         newest = recorder.newest_steps(1000)
-        conductor.proposals.replay(newest)
+        conductor.proposals.curve.replay(newest)
         self._statistics = StepStatistics(newest[-STATISTICS_STEPS:])
         self._kept_durable: Durable | None = None
         self._sent: dict[str, conductor_events.Proposed] = {}

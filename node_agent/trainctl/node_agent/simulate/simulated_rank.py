@@ -11,8 +11,7 @@ from math import inf
 from typing import Any
 
 from trainctl.node_agent.conductor import events as conductor_events
-from trainctl.node_agent.planning import ranges
-from trainctl.node_agent.simulate import simulated_reports
+from trainctl.node_agent.planning import plans
 from trainctl.node_agent.simulate.models import (
     JOIN_SECONDS,
     NOTICE_SECONDS,
@@ -21,11 +20,12 @@ from trainctl.node_agent.simulate.models import (
     DeviceModel,
     SimulatedLinks,
 )
-from trainctl.node_agent.simulate.scenario import Scenario, held_out_of
-from trainctl.node_agent.simulate.simulated_reports import InStep, RankFacts
+from trainctl.node_agent.simulate.scenario import Scenario
+from trainctl.node_agent.simulate.simulated_reports import InStep, RankReports, done_by
 from trainctl.protocol import messages
 
 Done = Callable[[], None]
+Say = Callable[[conductor_events.Input], None]
 
 
 class SimulatedGroup:
@@ -58,18 +58,7 @@ class SimulatedGroup:
         self._waiting.clear()
 
 
-class SimulatedGroups:
-    """The groups of a run: all ranks of one `form` order share one."""
-
-    def __init__(self, links: SimulatedLinks, queue: Clock) -> None:
-        self._links, self._queue = links, queue
-        self._newest: SimulatedGroup | None = None
-
-    def of(self, form: messages.Form) -> SimulatedGroup:
-        """Return the group of an order."""
-        if self._newest is None or self._newest.form.generation != form.generation:
-            self._newest = SimulatedGroup(form, self._links, self._queue)
-        return self._newest
+Groups = dict[messages.Generation, SimulatedGroup]
 
 
 def _finish(each: Iterable[Done]) -> None:
@@ -79,24 +68,16 @@ def _finish(each: Iterable[Done]) -> None:
 
 REPORTS_KEPT = 8
 """Newest reports that an answer to a fence repeats."""
-SAMPLES = 100_000
-"""Samples of an epoch: a simulated run reads no data."""
 
 
 class SimulatedRank:
-    """One rank. `say` receives its messages; `group_of` has the groups that all ranks share."""
+    """One rank. `say` receives its messages; all ranks share `groups`, which has the newest."""
 
-    def __init__(
-        self,
-        facts: RankFacts,
-        device: DeviceModel,
-        links: SimulatedLinks,
-        queue: Clock,
-        say: Callable[[conductor_events.Input], None],
-        group_of: Callable[[messages.Form], SimulatedGroup],
-    ) -> None:
-        self.facts, self.rank = facts, facts.rank
-        self._device, self._links, self._queue, self._say, self._group_of = device, links, queue, say, group_of
+    def __init__(self, scenario: Scenario, reports: RankReports, queue: Clock, say: Say, groups: Groups) -> None:
+        self._messages, self.rank, self._queue, self._say, self._groups = reports, reports.rank, queue, say, groups
+        node, self._load_seconds = [*scenario.config.nodes][self.rank], scenario.nodes[self.rank].load_seconds
+        self._device = DeviceModel(reports.spec, scenario.nodes[self.rank], scenario.seed, node)
+        self._links = scenario.links
         self.alive = False
         self.deaths = 0
         self._life = self._work = 0  # numbers of its process and of what it does: what is of older ones is over
@@ -128,7 +109,7 @@ class SimulatedRank:
         self.alive = True
         self._life += 1
         self._work += 1
-        self._later(self.facts.load_seconds, self._load)
+        self._later(self._load_seconds, self._load)
         seconds = self._device.seconds_to_failure()
         if seconds < inf:
             life = self._life
@@ -136,7 +117,7 @@ class SimulatedRank:
 
     def _load(self) -> None:
         self.loaded = True
-        self._say(simulated_reports.ready(self.facts, self.last_step, self.cursor))
+        self._say(self._messages.ready(self.last_step, self.cursor))
 
     def die(self, why: str) -> None:
         """As by SIGKILL: ranks that wait for it in a sum notice it, and so does its agent."""
@@ -155,7 +136,7 @@ class SimulatedRank:
         """Return what a trainer that works says every second."""
         phase, detail = ("backward", "") if self.loaded else ("loading", "simulated: loading")
         return messages.Alive(
-            run=self.facts.run,
+            run=self._messages.run,
             rank=self.rank,
             generation=self._highest,
             step=self.last_step + 1,
@@ -194,7 +175,7 @@ class SimulatedRank:
                 self._take_membership(order)
 
     def _take_membership(self, order: messages.Fence | messages.Offer | messages.Form) -> None:
-        same: dict[str, Any] = {"run": self.facts.run, "rank": self.rank, "generation": order.generation}
+        same: dict[str, Any] = {"run": self._messages.run, "rank": self.rank, "generation": order.generation}
         match order:
             case messages.Fence():
                 self._leave()
@@ -220,7 +201,7 @@ class SimulatedRank:
         """Give up what is in progress; what the accumulators hold by now stays."""
         if self._in_step is not None:
             step, seconds = self._in_step, self._queue.now - self._in_step.began
-            self._hold(simulated_reports.done_by(step.left, step.part, seconds))
+            self._hold(done_by(step.left, step.part, seconds))
         self._in_step, self._generation = None, None
         self._work += 1
         self._plans.clear()
@@ -229,7 +210,7 @@ class SimulatedRank:
             self._group = None
 
     def _hold(self, pieces: Sequence[messages.Range]) -> None:
-        self._held = tuple(ranges.merge((*self._held, *pieces)))
+        self._held = tuple(plans.merge((*self._held, *pieces)))
 
     # ------------------------------------------------------------ its group
 
@@ -238,9 +219,12 @@ class SimulatedRank:
         if self.rank not in form.ranks:
             return
         if form.engine == "none":
-            self._answer(simulated_reports.formed(self.facts, form, 0.0))
+            self._answer(self._messages.formed(form, 0.0))
             return
-        self._group = self._group_of(form)
+        if form.generation not in self._groups:
+            self._groups.clear()
+            self._groups[form.generation] = SimulatedGroup(form, self._links, self._queue)
+        self._group = self._groups[form.generation]
         level = self._links.transfer_seconds(form.ranks) if form.behind else 0.0
         self._arrive("join", JOIN_SECONDS + level, partial(self._joined, form, level))
 
@@ -260,7 +244,7 @@ class SimulatedRank:
         if self._generation is not None:
             reason = "simulated: connection closed by peer"
             self._say(
-                messages.GroupFailed(run=self.facts.run, rank=self.rank, generation=self._generation, reason=reason)
+                messages.GroupFailed(run=self._messages.run, rank=self.rank, generation=self._generation, reason=reason)
             )
 
     def _joined(self, form: messages.Form, level: float) -> None:
@@ -268,7 +252,7 @@ class SimulatedRank:
             self.last_step, self.cursor = form.step, form.cursor
             self._held, self._held_from, self._begun = (), None, None
         self._free_at = self._queue.now
-        self._say(simulated_reports.formed(self.facts, form, level))
+        self._say(self._messages.formed(form, level))
 
     # ------------------------------------------------------------ steps
 
@@ -284,7 +268,7 @@ class SimulatedRank:
             seconds = self._links.transfer_seconds(self._group.form.ranks)
             self._arrive(plan.seq, seconds, partial(self._end_side, plan, mine, seconds))
         else:
-            seconds = simulated_reports.side_seconds(self.facts, self._device, self._links, plan, mine)
+            seconds = self._messages.side_seconds(self._device, plan, mine)
             self._later(seconds, partial(self._end_side, plan, mine, seconds))
 
     def _begin_step(self, plan: messages.StepPlan, mine: messages.RankWork) -> None:
@@ -292,7 +276,7 @@ class SimulatedRank:
         if plan.finishes is None or not self._held:
             self._held = ()
         self._held_from = plan.finishes or plan.generation
-        left = tuple(ranges.subtract(mine.ranges, self._held)) if self._held else mine.ranges
+        left = tuple(plans.subtract(mine.ranges, self._held)) if self._held else mine.ranges
         count, now = sum(piece.count for piece in left), self._queue.now
         part = self._device.part(plan.step, count, mine.micro_batch, now)
         self._in_step = InStep(plan, mine, left, part, now, max(now - self._free_at, 0.0))
@@ -307,7 +291,7 @@ class SimulatedRank:
         assert step is not None
         plan = step.plan
         work = self._work
-        self._say(messages.Soon(run=self.facts.run, rank=self.rank, generation=plan.generation, seq=plan.seq))
+        self._say(messages.Soon(run=self._messages.run, rank=self.rank, generation=plan.generation, seq=plan.seq))
         if self._work != work:
             return
         optimizer = step.part.optimizer
@@ -321,21 +305,17 @@ class SimulatedRank:
         step = self._in_step
         assert step is not None
         self._hold(step.left)
-        report = simulated_reports.step_report(self.facts, step, self._held, self._queue.now)
+        report = self._messages.of_step(step, self._held, self._queue.now)
         self.last_step, self.cursor = step.plan.step, step.plan.cursor + step.plan.global_batch
         self._held, self._held_from, self._in_step = (), None, None
         self._end_plan(report)
 
     def _end_side(self, plan: messages.StepPlan, mine: messages.RankWork, seconds: float) -> None:
-        if plan.kind == "checkpoint" and self.rank in plan.writers and self.facts.writes_in_background:
-            self._write_in_background(plan)
-        self._end_plan(simulated_reports.side_report(self.facts, self._links, plan, mine, seconds, self._queue.now))
-
-    def _write_in_background(self, plan: messages.StepPlan) -> None:
-        """A copy that is complete later, whatever its group does meanwhile; not if its process ends before."""
-        life, done = self._life, simulated_reports.checkpointed(self.facts, self._links, plan)
-        seconds = simulated_reports.write_seconds(self.facts, self._links)
-        self._queue.after(seconds, lambda: self._say(done) if self._life == life else None)
+        if plan.kind == "checkpoint" and self.rank in plan.writers and self._messages.writes_in_background:
+            # A copy that is complete later, whatever its group does meanwhile; not if its process ends before.
+            life, done = self._life, self._messages.checkpointed(plan)
+            self._queue.after(self._messages.write_seconds, lambda: self._say(done) if self._life == life else None)
+        self._end_plan(self._messages.of_side(plan, mine, seconds, self._queue.now))
 
     def _end_plan(self, report: messages.Report) -> None:
         self._plans.popleft()
@@ -346,30 +326,7 @@ class SimulatedRank:
         self._say(report)
 
 
-def make_ranks(
-    scenario: Scenario, run: str, started_at: float, queue: Clock, say: Callable[[conductor_events.Input], None]
-) -> dict[int, SimulatedRank]:
+def make_ranks(scenario: Scenario, run: str, started_at: float, queue: Clock, say: Say) -> dict[int, SimulatedRank]:
     """Return the ranks of a run, none of them started. `started_at`: the queue's beginning, in Unix seconds."""
-    groups, config = SimulatedGroups(scenario.links, queue), scenario.config
-    ranks = {}
-    for rank, (name, node) in enumerate(zip(config.nodes, scenario.nodes.values(), strict=True)):
-        spec = scenario.devices[rank]
-        facts = RankFacts(
-            run=run,
-            rank=rank,
-            backend=node.backend,
-            device=spec.name,
-            parameters=scenario.parameters,
-            samples=SAMPLES,
-            held_out=held_out_of(config, SAMPLES),
-            tokens=config.data.sequence_length,
-            load_seconds=node.load_seconds,
-            disk_bytes_per_second=node.disk_mb * 1e6,
-            writes_in_background=config.checkpoint.background,
-            started_at=started_at,
-            loss=scenario.loss,
-            device_spec=spec,
-        )
-        device = DeviceModel(spec, node, scenario.seed, name)
-        ranks[rank] = SimulatedRank(facts, device, scenario.links, queue, say, groups.of)
-    return ranks
+    reports, groups = [RankReports(scenario, run, rank, started_at) for rank in scenario.nodes], Groups()
+    return {each.rank: SimulatedRank(scenario, each, queue, say, groups) for each in reports}

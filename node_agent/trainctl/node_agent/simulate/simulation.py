@@ -20,9 +20,8 @@ from trainctl.node_agent.simulate.models import EventQueue
 from trainctl.node_agent.simulate.scenario import Scenario
 from trainctl.node_agent.simulate.simulated_lead import STARTED_AT, SimulatedLead
 from trainctl.node_agent.simulate.simulated_rank import make_ranks
-from trainctl.node_agent.simulate.simulated_reports import device_reading
+from trainctl.node_agent.simulate.simulated_reports import host_reading
 from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE
-from trainctl.protocol import messages
 from trainctl.protocol.messages import events as run_events
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
@@ -64,7 +63,7 @@ class Simulation:
         restore.make_directory(self.paths, scenario.config).close()
         conductor = Conductor(directory.name, scenario.config, durable, Progress())
         self.lead = self._led(conductor)
-        self.ranks = make_ranks(scenario, directory.name, STARTED_AT, self.queue, self._say)
+        self.ranks = make_ranks(scenario, directory.name, STARTED_AT, self.queue, lambda event: self.lead.feed(event))
         self.lead.ranks = self.ranks
         self.lead.note(conductor_events.Happened(run_events.Notice(SIMULATED_NOTICE), "info", "simulator", 0))
 
@@ -72,12 +71,6 @@ class Simulation:
         node = conductor.durable.settings.ranks[0].node
         prices = self.scenario.cluster.prices
         return SimulatedLead(conductor, self.paths, BulkRecord(self.paths), node, self.queue, prices)
-
-    def _node(self, rank: int) -> str:
-        return [*self.scenario.config.nodes][rank]
-
-    def _say(self, event: conductor_events.Input) -> None:
-        self.lead.feed(event)
 
     # ------------------------------------------------------------ time
 
@@ -112,8 +105,9 @@ class Simulation:
         return SimulatedRun(self.lead, self.lead.ended, time.monotonic() - began, self.queue.now, deaths, self._returns)
 
     def _tick(self) -> None:
-        longest = max(rank.is_busy_for for rank in self.ranks.values())
-        if self.queue.now - self._ticked >= _seconds_between_ticks(longest):
+        longest = max(rank.is_busy_for for rank in self.ranks.values())  # infinite: a rank has no plan
+        busy_seconds = LONG_SECONDS if longest < inf else TICK_SECONDS
+        if self.queue.now - self._ticked >= (busy_seconds if longest > LONG_SECONDS else CALM_SECONDS):
             self._ticked = self.queue.now
             for rank in self.ranks.values():
                 if rank.alive and rank.is_busy_for > LONG_SECONDS:
@@ -123,18 +117,8 @@ class Simulation:
 
     def _read(self) -> None:
         """A reading of each machine: only what is simulated is known."""
-        for rank, spec in self.scenario.devices.items():
-            self.lead.recorder.host(
-                messages.HostReading(
-                    node=self._node(rank),
-                    read_at=self.lead.at,
-                    cpu_percent=None,
-                    memory_used_bytes=None,
-                    memory_total_bytes=None,
-                    disk_free_bytes=None,
-                    gpus=(device_reading(spec),),
-                )
-            )
+        for node, spec in zip(self.scenario.config.nodes, self.scenario.devices.values(), strict=True):
+            self.lead.recorder.host(host_reading(node, self.lead.at, spec))
         self.queue.after(READING_SECONDS, self._read)
 
     # ------------------------------------------------------------ back to a checkpoint
@@ -162,13 +146,6 @@ class Simulation:
             self.queue.after(due - self.queue.now, partial(rank.start, progress.step, progress.cursor))
 
 
-def _seconds_between_ticks(longest: float) -> float:
-    """By how long the slowest rank has been at its plan; infinite: a rank has none."""
-    if longest <= LONG_SECONDS:
-        return CALM_SECONDS
-    return LONG_SECONDS if longest < inf else TICK_SECONDS
-
-
 NEWEST_STEPS = 500
 """Newest steps whose median is given, so that the first ones, before shares have settled, don't count."""
 
@@ -180,12 +157,9 @@ def outcome(scenario: Scenario, played: SimulatedRun, paths: RunPaths) -> dict[s
         last, totals = reader.last_step(), reader.totals()
         steps = reader.steps(max(last.step - NEWEST_STEPS, 0), NEWEST_STEPS)[0] if last is not None else ()
     median = statistics.median([step.step_seconds for step in steps]) if steps else None
-    batch, samples = conductor.durable.settings.global_batch, sum(step.samples for step in steps)
+    settings, samples = conductor.durable.settings, sum(step.samples for step in steps)
     rate = samples / sum(step.step_seconds for step in steps) if steps else None
-    settings = conductor.durable.settings
-    alone = {
-        scenario_node(scenario, rank): rate_alone(scenario, rank, settings.ranks[rank]) for rank in scenario.devices
-    }
+    alone = {setting.node: rate_alone(scenario, rank, setting) for rank, setting in settings.ranks.items()}
     return {
         "simulated": True,
         "run": paths.directory.name,
@@ -194,7 +168,7 @@ def outcome(scenario: Scenario, played: SimulatedRun, paths: RunPaths) -> dict[s
         "reason": played.ended.reason,
         "seed": scenario.seed,
         "steps": conductor.progress.step,
-        "global_batch": batch,
+        "global_batch": settings.global_batch,
         "seconds": played.simulated_seconds,
         "real_seconds": round(played.real_seconds, 3),
         "step_seconds": median,
@@ -214,11 +188,6 @@ def outcome(scenario: Scenario, played: SimulatedRun, paths: RunPaths) -> dict[s
         "currency": cost.currency if cost is not None else None,
         "loss": last.loss if last is not None else None,
     }
-
-
-def scenario_node(scenario: Scenario, rank: int) -> str:
-    """Its name."""
-    return [*scenario.config.nodes][rank]
 
 
 def rate_alone(scenario: Scenario, rank: int, setting: RankSetting) -> float:
