@@ -18,7 +18,7 @@ from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.trainer.adapters import mlx_lora
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends.mlx_loss import MlxChunks, cross_entropy
-from trainctl.trainer.backends.passes import NO_REFERENCE, SUREST, Array, Decoding, Passes, layer_values
+from trainctl.trainer.backends.passes import SUREST, Array, Decoding, Passes, layer_values
 from trainctl.trainer.data.batch import Batch
 from trainctl.trainer.model.mlx_model import DocumentMask
 from trainctl.trainer.objectives.objective import Outputs
@@ -70,6 +70,9 @@ class MlxPasses(Passes):
         if batch.positions is None:
             return None
         return [DocumentMask(mx.array(batch.positions), self.model)] * len(self.model.layers)
+
+    def constant(self, array: Any) -> Any:
+        return mx.stop_gradient(array)
 
     def without_adapter(self) -> AbstractContextManager[object]:
         return nullcontext() if self.adapter is None else mlx_lora.disabled(self.model, self.adapter)
@@ -132,13 +135,6 @@ class MlxOutputs(Outputs):
             return losses.sum() if summed else losses
         logits_BTV = passes.logits(batch) if logits is None else logits
         return cross_entropy(logits_BTV, targets_BT, "sum" if summed else "none", counted_BT)
-
-    def reference_losses(self) -> Any:
-        if self.batch.reference is not None:
-            return -mx.array(self.batch.reference)
-        assert self.passes.adapter is not None, NO_REFERENCE
-        with self.passes.without_adapter():
-            return mx.stop_gradient(MlxOutputs(self.passes, self.batch).losses())
 
     def log_sigmoid(self, x: Any) -> Any:
         return -mx.logaddexp(mx.array(0.0), -x)

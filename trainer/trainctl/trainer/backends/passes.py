@@ -16,7 +16,6 @@ from trainctl.trainer.data.batch import Batch, Tokens
 from trainctl.trainer.objectives.objective import Outputs
 
 Array = NDArray[np.float32]
-NO_REFERENCE: Final = "the model has no adapter, and the batch has no reference log-probabilities"
 SUREST: Final = -1e-7
 """Log-probability above which the odds of an answer no longer grow: those of one that is certain are infinite."""
 
@@ -82,8 +81,12 @@ class Passes(ABC):
         """Return an array of the library's as one of NumPy's."""
 
     @abstractmethod
+    def constant(self, array: Any) -> Any:
+        """Return an array through which no gradient goes."""
+
+    @abstractmethod
     def without_adapter(self) -> AbstractContextManager[object]:
-        """Have the model compute as if it had no adapter."""
+        """Have the model compute as if it had no adapter, for its reference's values."""
 
     @abstractmethod
     def probing(self, flips: int) -> AbstractContextManager[list[Array]]:

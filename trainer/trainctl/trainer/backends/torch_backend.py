@@ -83,7 +83,6 @@ class TorchBackend(Backend):
         self._weights = TorchWeights(self._parameters, dtype if recipe.trains_all_weights else None)
         self._optimizer = None if recipe.optimizer is None else adamw(self._weights, recipe.optimizer)
         self.slots = () if recipe.optimizer is None else ADAMW_SLOTS
-        self._views: dict[SlotName, tuple[list[int], list[Array]]] = {}  # with their addresses
         self.memory_by_part = self._memory_by_part()
         self.clear()
 
@@ -212,9 +211,9 @@ class TorchBackend(Backend):
         if slot == "accumulators" and self._accumulators is None:
             for name in self.shapes:
                 arrays[name][...] = 0.0
-        elif (views := self._host_views(slot)) is not None:
-            for name, values in zip(self.shapes, views, strict=True):
-                np.copyto(arrays[name], values)  # a third faster than torch's copy
+        elif self._torch_device.type == "cpu":
+            for name, tensor in zip(self.shapes, self._slot(slot), strict=True):
+                np.copyto(arrays[name], tensor.detach().float().numpy())  # a third faster than torch's copy
         else:
             torch._foreach_copy_(self._as_tensors(arrays), self._slot(slot), non_blocking=self._on_cuda)
         self.device.wait()
@@ -240,18 +239,6 @@ class TorchBackend(Backend):
 
     def _as_tensors(self, arrays: Mapping[str, Array]) -> list[torch.Tensor]:
         return [torch.from_numpy(np.asarray(arrays[name], order="C")) for name in self.shapes]
-
-    def _host_views(self, slot: SlotName) -> list[Array] | None:
-        """Return the memory of a slot that stays where it is, on a CPU in float32; looked for again where it has moved.
-        None of other slots, which views would keep in memory."""
-        table = self.recipe.optimizer
-        if self._torch_device.type != "cpu" or slot == "accumulators" or table is None or table.kind != "adamw":
-            return None
-        tensors = self._slot(slot)
-        places = [tensor.data_ptr() for tensor in tensors]
-        if slot not in self._views or self._views[slot][0] != places:
-            self._views[slot] = places, [tensor.detach().numpy() for tensor in tensors]
-        return self._views[slot][1]
 
     def _constants(self) -> dict[str, Array]:
         names = self._stored_buffers

@@ -6,7 +6,7 @@ second copy of the model is made.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from trainctl.protocol.batch.memory_estimate import Chunking
 from trainctl.protocol.config.quantization import UNPACKED_VALUES
 from trainctl.trainer.adapters.lora import Lora
-from trainctl.trainer.backends.passes import NO_REFERENCE, SUREST, Array, Decoding, Passes, layer_values
+from trainctl.trainer.backends.passes import SUREST, Array, Decoding, Passes, layer_values
 from trainctl.trainer.backends.torch_compile import CompiledLayers, uncompiled
 from trainctl.trainer.backends.torch_loss import IGNORED, TorchChunks, cross_entropy
 from trainctl.trainer.data.batch import Batch
@@ -89,8 +89,14 @@ class TorchPasses(Passes):
         with torch_attention.documents_per_row("several"):
             yield {"position_ids": self.array(batch.positions), **arguments}
 
-    def without_adapter(self) -> AbstractContextManager[object]:
-        return nullcontext() if self.adapter is None else self.model.disable_adapter()
+    def constant(self, array: torch.Tensor) -> torch.Tensor:
+        return array.detach()
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        disabled = nullcontext() if self.adapter is None else self.model.disable_adapter()
+        with torch.no_grad(), uncompiled(self.compiled), disabled:
+            yield
 
     def array(self, values: NDArray[Any], *, as_index: bool = True) -> torch.Tensor:
         """Return values on the device. A copy to CUDA doesn't wait for what the device still has to do: the driver
@@ -180,14 +186,6 @@ class TorchOutputs(Outputs):
             flat = (passes.logits(batch).float() if logits is None else logits).flatten(0, 1)
             losses = cross_entropy(flat, targets, reduction)
         return losses if summed else losses.view(targets_BT.shape)
-
-    @torch.no_grad()
-    def reference_losses(self) -> torch.Tensor:
-        if self.batch.reference is not None:
-            return -self.passes.array(self.batch.reference)
-        assert self.passes.adapter is not None, NO_REFERENCE
-        with uncompiled(self.passes.compiled), self.passes.without_adapter():
-            return TorchOutputs(self.passes, self.batch).losses()
 
     def log_sigmoid(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.logsigmoid(x)

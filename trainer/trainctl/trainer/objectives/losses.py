@@ -44,8 +44,10 @@ class NextToken(Objective):
 class _Preference(Objective):
     """Objectives over pairs of answers, by the settings of a run file's table."""
 
-    def __init__(self, name: ObjectiveName, table: ObjectiveTable) -> None:
-        super().__init__(name)
+    kind: ObjectiveName
+
+    def __init__(self, table: ObjectiveTable) -> None:
+        super().__init__(self.kind)
         self._table = table
 
     def weights(self, batch: Batch) -> dict[str, float]:
@@ -73,8 +75,7 @@ class Dpo(_Preference):
     of float32's digits. A pair's weight is 1.
     """
 
-    def __init__(self, table: ObjectiveTable) -> None:
-        super().__init__("dpo", table)
+    kind: ObjectiveName = "dpo"
 
     def sums(self, outputs: Outputs) -> Sums:
         reference = outputs.reference_losses()  # first: what it takes is free again before the graph is held
@@ -120,8 +121,7 @@ class Orpo(_Preference):
     So it has two weights: the tokens of prompts and chosen answers, and the pairs.
     """
 
-    def __init__(self, table: ObjectiveTable) -> None:
-        super().__init__("orpo", table)
+    kind: ObjectiveName = "orpo"
 
     def weights_of(self, lengths: NDArray[np.int64]) -> dict[str, float]:
         return {**super().weights_of(lengths), "tokens": float(chosen(lengths).sum())}
@@ -155,8 +155,7 @@ class Simpo(_Preference):
     A pair's weight is 1.
     """
 
-    def __init__(self, table: ObjectiveTable) -> None:
-        super().__init__("simpo", table)
+    kind: ObjectiveName = "simpo"
 
     def sums(self, outputs: Outputs) -> Sums:
         per_token = -outputs.losses().sum(-1) / outputs.counted.sum(-1)

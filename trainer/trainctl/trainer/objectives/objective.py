@@ -49,9 +49,13 @@ class Outputs(ABC):
         """Return the cross-entropy of each target, [B, T] nats, or their sum; 0 where a target doesn't count, or, of
         `every` target, in padding alone."""
 
-    @abstractmethod
     def reference_losses(self) -> Any:
         """Return `losses` of the reference model: the one that adapters are trained beside. Without a gradient."""
+        if self.batch.reference is not None:
+            return -self.passes.array(self.batch.reference)
+        assert self.passes.adapter is not None, "the model has no adapter, and the batch no reference log-probabilities"
+        with self.passes.without_adapter():
+            return self.passes.constant(self.passes.outputs(self.batch).losses())
 
     def vocabulary(self, *, with_reference: bool) -> "Iterator[Vocabulary]":
         """Yield all counted targets, some at a time, so that their logits are held only in part. Those of the reference
