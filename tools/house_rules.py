@@ -24,7 +24,7 @@ ALLOWED: Final[dict[tuple[str, str], int]] = {
     ("benchmarks", "format"): 42,
     ("node_agent", "alias"): 21,
     ("node_agent", "format"): 8,
-    ("node_agent", "parameters"): 7,
+    ("node_agent", "parameters"): 6,
     ("protocol", "format"): 28,
 }
 """The most offences of a rule in a room. They only become fewer: lower a number when the tool says so."""
