@@ -235,14 +235,13 @@ class Session:
         """Reports that the conductor did not count still belong in the record: of a plan that is over, or repeated
         because the agent may have missed them."""
         node, counted = self.conductor.durable.settings.ranks[rank].node, self.rank_steps.get(rank)
-        parts = [rank_step(report, node) for report in reports if report.kind == "train"]
         known = (counted.step, counted.generation) if counted is not None else None
-        late = [part for part in parts if (part.step, part.generation) != known]
-        self._uncommitted.extend(late)
-        committed = {(step.step, step.generation): step for step in self._committed}
-        for part in late:
-            if (step := committed.get((part.step, part.generation))) is not None:
-                self.recorder.add_part(part, step.committed_at)
+        late = [report for report in reports if report.kind == "train" and (report.step, report.generation) != known]
+        for part in [rank_step(report, node) for report in late]:
+            self._uncommitted.append(part)
+            for step in self._committed:
+                if (step.step, step.generation) == (part.step, part.generation):
+                    self.recorder.add_part(part, step.committed_at)
 
     def _keep_evaluation(self, made: conductor_events.Evaluated) -> None:
         at = time.time()
