@@ -41,7 +41,7 @@ def difference(one, other):
 @pytest.mark.parametrize("backend", ["torch", pytest.param("mlx", marks=pytest.mark.tier("all"))])
 def test_kl_and_entropy_are_those_of_the_whole_logits(tune, monkeypatch, backend):
     rig = trained(tune, backend, DPO)
-    monkeypatch.setattr("trainctl.trainer.backends.passes.VOCABULARY_FLOATS", 3000)  # several pieces
+    monkeypatch.setattr("trainctl.trainer.objectives.objective._VOCABULARY_FLOATS", 3000)  # several pieces
     found = evaluated(rig, 2)
     kl, entropy, right, tokens = 0.0, 0.0, 0.0, 0.0
     for index in range(rig.dataset.held_out):
