@@ -16,7 +16,6 @@ from msgspec import Meta
 
 from trainctl.protocol.config import validation_errors
 from trainctl.protocol.config.micro_batches import micro_tokens_of
-from trainctl.protocol.config.run_file import on_node
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import make_folder, write_file
@@ -153,7 +152,9 @@ def key_of(config: RunFile, node: str, *, backend: str, device: str, model_diges
 
 
 def settings_digest(config: RunFile, node: str) -> str:
-    """Digest of the settings, other than those in the key itself, that change a pass's time or memory."""
+    """Return a digest of the settings, other than those in the key itself, that change a pass's time or memory."""
+    from trainctl.protocol.config.run_file import on_node  # its rules take long to load: not for each client
+
     here, table = on_node(config, node), config.nodes.get(node, NodeTable())
     settings: list[Any] = [
         [getattr(here.model, name) for name in _OF_MODEL],

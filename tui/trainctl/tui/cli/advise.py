@@ -96,11 +96,12 @@ def bench(
     from trainctl.protocol.config.objectives import sample_unit
     from trainctl.tui.bench import bench_rows, bench_runs
     from trainctl.tui.commands import arguments, targets
+    from trainctl.tui.commands.checked_run_file import nodes_here
     from trainctl.tui.setup import data_check
 
     overrides, settings = arguments.pairs(set_ or [], "--set"), bench_rows.grid(over or [])
     config, nodes = bench_runs.readable(file, overrides, settings), targets.cluster_file(cluster)
-    here = node or next(iter(targets.nodes_here(config)), "") or node_name()
+    here = node or next(iter(nodes_here(config)), "") or node_name()
     entry = nodes.cluster.nodes.get(here) if nodes is not None else None
     currency = nodes.cluster.currency if nodes is not None else ""
     if len(config.nodes) > 1:

@@ -20,6 +20,7 @@ from trainctl.protocol.machine.cgroups import usable_cores
 from trainctl.tui.cli import output
 from trainctl.tui.cli.options import ClusterFile, Json, Set, subcommands, subgroup
 from trainctl.tui.commands import arguments, targets
+from trainctl.tui.commands.checked_run_file import CheckedRunFile, check_run_file, nodes_here
 from trainctl.tui.setup import data_check, data_preview, memory_report, offers
 
 app = subcommands()
@@ -29,14 +30,14 @@ app.add_typer(group, name="data")
 
 def checked_run_file(
     file: Path, overrides: dict[str, str], *, local: bool, cluster: targets.ClusterFile | None, json: bool
-) -> targets.RunFile:
+) -> CheckedRunFile:
     """Return the run file, checked. A person is asked before a model that isn't in the Hugging Face cache is
     downloaded."""
     try:
-        checked = targets.run_file(file, overrides, local=local, cluster=cluster)
+        checked = check_run_file(file, overrides, local=local, cluster=cluster)
     except NotCachedError as missing:
         offers.offer_download(missing, may_ask=not json, tell=output.tell)
-        checked = targets.run_file(file, overrides, local=local, cluster=cluster)
+        checked = check_run_file(file, overrides, local=local, cluster=cluster)
     for hint in runfile.old_names(file):
         output.tell(f"{file}: {hint}")
     return checked
@@ -171,7 +172,7 @@ def bench(
         raise InvalidInputError("--need", "must be a finite number of tokens per second")
     overrides = arguments.pairs(set_ or [], "--set")
     config = runfile.read(file, overrides)
-    here = node or next(iter(targets.nodes_here(config)), "") or node_name()
+    here = node or next(iter(nodes_here(config)), "") or node_name()
     known = data_preview.known_need(config, here, need)
     found = data_preview.measure_speed(file, here, overrides, known, may_load=not no_model)
     if json:

@@ -149,13 +149,14 @@ def calibrate(
 def _config(file: Path | None, set_: list[str], at: "Where") -> dict[str, Any]:
     """Return the run file, checked as for a run; empty without one."""
     from trainctl.tui.commands import arguments, targets
+    from trainctl.tui.commands.checked_run_file import check_run_file
 
     if file is None:
         if set_:
             raise InvalidInputError("--set", "needs RUN.toml")
         return {}
     local = targets.is_local(at.addresses[0])
-    return targets.run_file(file, arguments.pairs(set_, "--set"), local=local, cluster=at.cluster).message
+    return check_run_file(file, arguments.pairs(set_, "--set"), local=local, cluster=at.cluster).message
 
 
 def _calibrated(

@@ -7,6 +7,7 @@ import errno
 import functools
 import gc
 import importlib
+import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -270,9 +271,7 @@ def root(
     if all_commands:
         raise InvalidInputError("--all", "applies only to --help")
     if version:
-        from trainctl.tui.setup import installed
-
-        output.say(installed.versions() if verbose else installed.version())
+        output.say(_versions() if verbose else f"trainctl {importlib.metadata.version('trainctl')}")
         raise typer.Exit
     if verbose:
         raise InvalidInputError("--verbose", "applies only to --version")
@@ -292,6 +291,12 @@ def attach(
     """Open the full screen. The run continues after you close it."""
     only = read_only or bool(ctx.find_root().params.get("read_only"))
     return _full_screen(where(ctx, connect, cluster), read_only=only, config=config_of(ctx, config))
+
+
+def _versions() -> str:
+    from trainctl.tui.setup import installed  # what it reads of the machine takes half a second to load
+
+    return installed.versions()
 
 
 def _full_screen(at: targets.Where, *, read_only: bool, config: Path | None) -> int:

@@ -10,8 +10,8 @@ import msgspec
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.verb_arguments import completions
+from trainctl.tui.commands.checked_run_file import check_run_file
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.targets import run_file
 
 EXAMPLE = next(verb.typed for verb in verbs.VERBS.values() if verb.scope == "edit")
 """A whole command, as it is typed."""
@@ -29,7 +29,7 @@ def verb_args(verb: str, words: Sequence[str], *, local: bool) -> dict[str, Any]
     text = given.pop("config")
     if not text.startswith("@"):
         raise InvalidInputError("config", f"{text!r} must be written as config=@run.toml")
-    return {**verbs.parse_args(verb, given), "config": run_file(Path(text[1:]), {}, local=local).message}
+    return {**verbs.parse_args(verb, given), "config": check_run_file(Path(text[1:]), {}, local=local).message}
 
 
 def verbs_summary() -> str:

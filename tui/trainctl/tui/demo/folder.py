@@ -12,7 +12,6 @@ from typing import IO, Any, Final, Literal, Self
 import platformdirs
 import tomli_w
 
-from trainctl.protocol.config import run_file
 from trainctl.protocol.config.names import agent_address, node_directory
 from trainctl.protocol.files.durable_files import write_file
 
@@ -152,6 +151,8 @@ def run_config(assets: Path, nodes: Mapping[str, str], steps: int, objective: Ob
     }
     for name, changes in _CHANGES.get(objective, {}).items():
         raw[name] = raw.get(name, {}) | changes
+    from trainctl.protocol.config import run_file  # its rules take long to load: not for `trainctl ls`
+
     return run_file.to_dict(run_file.parse(raw, "demo"))
 
 

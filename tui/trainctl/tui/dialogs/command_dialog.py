@@ -17,10 +17,11 @@ from trainctl.protocol.config.objectives import sample_unit
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.tui.commands import arguments, forms, verb_registry
+from trainctl.tui.commands.checked_run_file import check_run_file
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import READ_ONLY, KeyHint, foresee
 from trainctl.tui.commands.forms import changes_nothing, preview
-from trainctl.tui.commands.targets import is_local, run_file
+from trainctl.tui.commands.targets import is_local
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, Dialog
 from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text.styled_line import Line, Piece, clean, folded, key_words, labelled, line, plain, wrap
@@ -258,7 +259,7 @@ class StartDialog(CommandDialog):
         path = Path(text).expanduser()
         if not path.is_file():
             raise InvalidInputError(text, "no such file on this machine: check the path")
-        return Order("start-run", {"config": run_file(path, {}, local=self._agent_is_here()).message})
+        return Order("start-run", {"config": check_run_file(path, {}, local=self._agent_is_here()).message})
 
     def _agent_is_here(self) -> bool:
         try:

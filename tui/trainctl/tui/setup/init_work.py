@@ -17,6 +17,7 @@ from trainctl.protocol.errors import InvalidInputError, NotCachedError
 from trainctl.protocol.files.durable_files import naming
 from trainctl.protocol.security import keys
 from trainctl.tui.commands import targets
+from trainctl.tui.commands.checked_run_file import check_run_file
 from trainctl.tui.setup import data_preview, init_files, init_probe
 from trainctl.tui.setup.init_files import AdapterKind, Answers
 from trainctl.tui.setup.init_probe import Model, ThisMachine
@@ -294,7 +295,7 @@ def _check(drafts: dict[Path, Path], file: Path, cluster_file: Path | None) -> N
     """Check the texts as `trainctl check` does, naming the files as they will be called."""
     found = targets.cluster_file(drafts.get(cluster_file, cluster_file)) if cluster_file is not None else None
     try:
-        targets.run_file(drafts[file], {}, local=True, cluster=found)
+        check_run_file(drafts[file], {}, local=True, cluster=found)
     except InvalidInputError as error:
         names: dict[str, Any] = {str(draft): str(target) for target, draft in drafts.items()}
         text = str(error)

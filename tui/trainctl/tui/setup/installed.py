@@ -44,11 +44,6 @@ _NUMBERS = re.compile(r"\d+(\.\d+)*")
 """The numbers of a kernel's release: what follows the numbers may name a host or its owner."""
 
 
-def version() -> str:
-    """`trainctl 0.3.0.dev0`."""
-    return f"trainctl {installed_version('trainctl') or '(not installed)'}"
-
-
 def versions() -> str:
     """Return one `name value` pair per line: trainctl, its protocol and records, Python, system, libraries, devices."""
     import zmq  # the library below pyzmq, whose version decides about encryption
@@ -68,7 +63,7 @@ def versions() -> str:
     pairs += [(name, found) for name in _LIBRARIES if (found := installed_version(name))]
     seen = without_cards(read_devices())
     pairs += [("device", f"{one.backend} {one.device} {' '.join(one.types)}".strip()) for one in seen]
-    return "\n".join([version(), *(f"{name} {value}" for name, value in pairs)])
+    return "\n".join([f"trainctl {installed_version('trainctl')}", *(f"{name} {value}" for name, value in pairs)])
 
 
 def _kind() -> str:
