@@ -27,8 +27,8 @@ from tools.protocol_docs import examples
 from trainctl.node_agent.records import replication
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol import messages as m
-from trainctl.protocol.client import trace_download
 from trainctl.protocol.client.blocking import BlockingClient
+from trainctl.protocol.client.downloads import download_trace
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError
 from trainctl.protocol.machine.file_digests import file_digest
@@ -312,9 +312,7 @@ async def test_no_reply_of_an_agent_leads_a_client_to_another_file(scene: Scene,
         for number in range(4 * NAMES):
             changed = {("node", "file")[number % 2]: names.next()}
             with contextlib.suppress(InvalidInputError):
-                path = await trace_download.download(
-                    source, RUN, msgspec.structs.replace(plain_trace, **changed), output
-                )
+                path = await download_trace(source, RUN, msgspec.structs.replace(plain_trace, **changed), output)
                 assert path.parent == output
                 copied += 1
             given = m.RunSummary(

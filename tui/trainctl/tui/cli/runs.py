@@ -219,7 +219,7 @@ def record_of(ctx: typer.Context, run: str, connect: str | None, cluster: Path |
     if own is not None and RunPaths(own).record.is_file():
         yield own
         return
-    from trainctl.protocol.client.record_download import COPY_SECONDS, download_record
+    from trainctl.protocol.client.downloads import COPY_SECONDS, download_record
 
     with tempfile.TemporaryDirectory(prefix="trainctl-record-") as folder:
         with output.stage_if_slow(output.one_line(f"copying the record of {at.run} from {at.address}")):

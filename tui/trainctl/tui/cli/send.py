@@ -328,8 +328,8 @@ async def _profiled(client: "Client", asked: CommandReply, nodes: list[str], sec
 
 
 def _show_profile(lead: str, events: StepProfiles, out: Path | None, *, json: bool) -> int:
-    """Print the newest profile, and copy its traces if asked. Raises what `download` raises."""
-    from trainctl.protocol.client.trace_download import download
+    """Print the newest profile, and copy its traces if asked. Raises what `download_trace` raises."""
+    from trainctl.protocol.client.downloads import download_trace
     from trainctl.tui.screens import step_profile_view
 
     groups, run = [group for group in step_profile_view.profiles_of(events.profiles) if group.ranks], events.run or ""
@@ -342,7 +342,7 @@ def _show_profile(lead: str, events: StepProfiles, out: Path | None, *, json: bo
         folder = out
 
         async def copied(client: "Client") -> list[str]:
-            return [str(await download(client, run, rank, folder)) for rank in newest.ranks]
+            return [str(await download_trace(client, run, rank, folder)) for rank in newest.ranks]
 
         files = agent_call.call(lead, copied)
     text = step_profile_view.text(newest) + "".join(f"\n{file}" for file in files)

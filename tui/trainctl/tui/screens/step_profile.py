@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainctl.protocol.client.trace_download import download
+from trainctl.protocol.client.downloads import download_trace
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import RunView, StepProfiles, StepProfilesRequest
 from trainctl.tui.commands.context import Values
@@ -128,7 +128,7 @@ class StepProfileScreen(PolledScreen[StepProfiles, str]):
         self.app.notify(f"copying {len(group.ranks)} traces to {folder}", markup=False)
         for rank in group.ranks:
             try:
-                path = await download(client.lead, run, rank, folder)
+                path = await download_trace(client.lead, run, rank, folder)
             except (TrainctlError, OSError) as error:
                 self.app.notify(f"no trace of {group.label(rank)}: {error}", severity="error", markup=False)
             else:
