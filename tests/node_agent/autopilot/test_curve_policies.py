@@ -11,13 +11,13 @@ from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 
 from trainctl.node_agent.autopilot.policies import REGISTRY
-from trainctl.node_agent.autopilot.policy import Advice, Memory, Proposal, RunFacts, Stepped
+from trainctl.node_agent.autopilot.policy import Memory, Proposal, RunFacts, Stepped
 from trainctl.node_agent.planning import plans
 from trainctl.protocol.analysis.curve import CurveJudge, CurveLimits
 from trainctl.protocol.config.policies import PolicyName
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import Finding, verbs
 
-Found = list[tuple[int, Proposal | Advice]]
+Found = list[tuple[int, Proposal | Finding]]
 
 
 def proposals(
@@ -84,8 +84,8 @@ def test_it_goes_back_as_far_as_it_must_and_twice_a_run_at_most() -> None:
 def test_a_checkpoint_further_back_than_the_batches_it_may_skip_is_not_gone_back_to() -> None:
     losses = with_level(healthy(460, 1), 400, 460, 3.0)
     ((_, said),) = proposals("spike", losses, (100,))
-    assert isinstance(said, Advice)
-    assert said.reason.endswith(
+    assert isinstance(said, Finding)
+    assert said.title.endswith(
         "but the newest checkpoint to go back to, of step 100, is more than 200 steps before it;"
         " write checkpoints more often: lower checkpoint.every_steps"
     )

@@ -10,7 +10,7 @@ from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 from tests.protocol.support import planted_curves as planted
 
-from trainctl.node_agent.alerts.evaluator import Evaluator
+from trainctl.node_agent.alerts.evaluator import Cleared, Evaluator
 from trainctl.node_agent.autopilot.policy import Stepped
 from trainctl.node_agent.conductor import events as conductor_events
 from trainctl.node_agent.conductor.proposals import Proposals
@@ -118,3 +118,30 @@ def test_clipping_is_one_finding_for_alerts_and_diagnosis() -> None:
     kind, at = alerted(run, steps)
     assert (kind, at) == ("clip", 100)
     assert ALERTS[kind] in diagnosed(run, steps[:at]) and ALERTS[kind] not in diagnosed(run, steps[: at - 1])
+
+
+SHOWN = m.Finding("spike", "loss 9 at step 3", "error")
+SOLVED = msgspec.structs.replace(SHOWN, remedies=(m.Remedy("", "rollback step=1", "rollback"),))
+
+
+@pytest.mark.parametrize(
+    ("mode", "shown", "solved"),
+    [("off", "show", "show"), ("alert", "alert", "alert"), ("advise", "advise", "advise"), ("on", "advise", "act")],
+)
+def test_the_mode_decides_what_happens_about_a_finding(mode: m.Mode, shown: m.Reaction, solved: m.Reaction) -> None:
+    assert (SHOWN.reaction(mode), SOLVED.reaction(mode)) == (shown, solved)
+
+
+def test_a_kind_that_is_off_is_only_shown_and_ends_the_alert_of_the_agent_before() -> None:
+    run, steps = config(100_000, 12, alerts={"off": ["clip"]}), committed(planted.healthy(1, 200), clip_scale=0.002)
+    before = Evaluator(config(100_000, 12).alerts, 0.0)
+    for step in steps[:120]:
+        before.heard(step, float(step.step))
+        before.turned(float(step.step), 0.0)
+    evaluator = Evaluator(run.alerts, 120.0, before.open.values())
+    (change,) = evaluator.turned(120.0, 0.0)
+    assert isinstance(change, Cleared) and change.alert.kind == "clip"
+    for step in steps[120:]:
+        evaluator.heard(step, float(step.step))
+        assert not evaluator.turned(float(step.step), 0.0)
+    assert "clip-bound" in diagnosed(run, steps)

@@ -9,7 +9,7 @@ from tests.node_agent.support.records import report
 from tests.node_agent.support.simulation import config, durable
 
 from trainctl.node_agent.autopilot.policies import REGISTRY
-from trainctl.node_agent.autopilot.policy import Advice, Memory, MemoryDeath, Proposal, Replayed, RunFacts, Stepped
+from trainctl.node_agent.autopilot.policy import Memory, MemoryDeath, Proposal, Replayed, RunFacts, Stepped
 from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.durable import Durable, RankSetting, Settings
 from trainctl.protocol import messages as m
@@ -18,7 +18,7 @@ from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.policies import PolicyName
-from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages import Finding, verbs
 
 
 def kept(micro: int, batch: int = 128) -> Durable:
@@ -42,14 +42,14 @@ class Asked:
     def plan(self) -> m.StepPlan:
         return plans.PlanMaker("sim", self.kept, self.config, max(self.step, 1), 0).train()
 
-    def stepped(self, **fields: Any) -> Proposal | Advice | None:
+    def stepped(self, **fields: Any) -> Proposal | Finding | None:
         """A step that both ranks report alike."""
         self.step += 1
         reports = {rank: report(rank, self.step, **fields) for rank in (0, 1)}
         self.curve.add(self.step, 2.0, reports[0].grad_norm, reports[0].skipped)
         return self.policy.propose(self.facts(Stepped(self.plan, reports)), self.memory)
 
-    def used(self, *parts: float) -> Iterator[Proposal | Advice | None]:
+    def used(self, *parts: float) -> Iterator[Proposal | Finding | None]:
         """A step for each part of the cap that peaks took."""
         for part in parts:
             yield self.stepped(values={"memory_peak_bytes": part * 1e9, "memory_cap_bytes": 1e9})
@@ -57,7 +57,7 @@ class Asked:
     def last(self, *parts: float) -> Proposal | None:
         found = [*self.used(*parts)]
         assert not any(found[:-1])
-        assert not isinstance(found[-1], Advice)
+        assert not isinstance(found[-1], Finding)
         return found[-1]
 
 
@@ -135,7 +135,7 @@ def by_curve(micro: int, use: float, memory: MemoryModel | None = None, **settin
     models, peaks = (dict.fromkeys(reports, found) for found in (StepModel(CURVE), memory))
     stepped = Stepped(asked.plan, reports, lambda: models, lambda: peaks if memory else {})
     found = asked.policy.propose(asked.facts(stepped), asked.memory)
-    assert not isinstance(found, Advice)
+    assert not isinstance(found, Finding)
     return found
 
 
@@ -189,7 +189,7 @@ def test_of_several_ranks_of_a_node_the_fullest_decides_unless_a_share_is_too_sm
         uses = {rank: {"memory_peak_bytes": use, "memory_cap_bytes": 1.0} for rank, use in enumerate((0.2, 0.95))}
         reports = {rank: report(rank, asked.step, values=values) for rank, values in uses.items()}
         found = asked.policy.propose(asked.facts(Stepped(asked.plan, reports)), asked.memory)
-    assert not isinstance(found, Advice)
+    assert not isinstance(found, Finding)
     assert (found.args if found else None) == (verbs.ResizeBatch(micro=after) if after else None)
 
 

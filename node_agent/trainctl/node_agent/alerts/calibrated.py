@@ -11,9 +11,10 @@ import dataclasses
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
+from statistics import median
 from typing import Final
 
-from trainctl.node_agent.alerts.findings import Finding, Said, median, seconds
+from trainctl.node_agent.alerts.findings import Observation, Said, seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.against_profile import bandwidth, links_of, passes_seconds, sum_seconds
 from trainctl.protocol.calibration.profile import LinkRate, ProfileSummary
@@ -46,7 +47,7 @@ class CalibratedSpeedWatch:
         self._table = table
         self._steps: dict[int, deque[_Timed]] = {}
 
-    def part(self, part: m.RankStep, profile: ProfileSummary | None, host: m.HostReading | None) -> list[Finding]:
+    def part(self, part: m.RankStep, profile: ProfileSummary | None, host: m.HostReading | None) -> list[Observation]:
         """Judge a rank's part of a step by its calibration; `host` is what was last read of its machine."""
         expected = passes_seconds(part, profile) if profile is not None else None
         took = part.phases.forward + part.phases.backward
@@ -61,7 +62,7 @@ class CalibratedSpeedWatch:
             self._table.calibrated_slower_percent / 100,
         )
         say = partial(_say_passes, slower, [*kept], part, host)
-        return [Finding("efficiency", slower > most, slower < CLEAR_PART * most, say, part.node, part.rank)]
+        return [Observation("efficiency", slower > most, slower < CLEAR_PART * most, say, part.node, part.rank)]
 
     def forget(self, rank: int) -> None:
         """Drop the steps of a rank that is out, or gone."""
@@ -73,7 +74,7 @@ def _say_passes(slower: float, kept: list[_Timed], part: m.RankStep, host: m.Hos
     text = f"{100 * slower:.0f} % slower than calibrated: passes take {seconds(took)}, not {seconds(expected)}"
     samples = f"{part.samples} samples with a micro-batch of {part.micro_batch}"
     advice = "look for other programs, a lower clock and heat; trainctl calibrate measures the device again"
-    return Said(text, (f"median of the last {WINDOW_STEPS} steps; {samples}", *_machine(host), advice))
+    return Said(text, (f"median of the last {WINDOW_STEPS} steps; {samples}", *_machine(host)), (advice,))
 
 
 def _machine(host: m.HostReading | None) -> tuple[str, ...]:
@@ -99,9 +100,9 @@ class LinkWatch:
 
     def part(
         self, part: m.RankStep, profiles: Mapping[str, ProfileSummary], lead: str, hosts: Mapping[str, m.HostReading]
-    ) -> list[Finding]:
+    ) -> list[Observation]:
         """Take a rank's part of a step. `profiles` and `hosts`: calibrations and newest readings by node."""
-        findings: list[Finding] = []
+        findings: list[Observation] = []
         if part.step != self._step:
             findings = self._judge(profiles, lead, hosts)
             self._step, self._parts = part.step, {}
@@ -115,7 +116,7 @@ class LinkWatch:
 
     def _judge(
         self, profiles: Mapping[str, ProfileSummary], lead: str, hosts: Mapping[str, m.HostReading]
-    ) -> list[Finding]:
+    ) -> list[Observation]:
         parts = [*self._parts.values()]
         others = {part.node for part in parts} - {lead}
         rates = links_of(profiles, lead)
@@ -131,12 +132,12 @@ class LinkWatch:
             return []
         return [self._finding(links, hosts)]
 
-    def _finding(self, links: Mapping[str, LinkRate], hosts: Mapping[str, m.HostReading]) -> Finding:
+    def _finding(self, links: Mapping[str, LinkRate], hosts: Mapping[str, m.HostReading]) -> Observation:
         part, least = median(step.expected / step.took for step in self._sums), self._table.link_percent / 100
         say = partial(_say_sum, part, [*self._sums], links, hosts)
         # A ring is as fast as its slowest link: with several, the sum alone doesn't tell which one that is.
         node = next(iter(links)) if len(links) == 1 else ""
-        return Finding("link", part < least, part > LINK_CLEAR_TIMES * least, say, node)
+        return Observation("link", part < least, part > LINK_CLEAR_TIMES * least, say, node)
 
 
 def _say_sum(
@@ -150,7 +151,7 @@ def _say_sum(
     )
     each = [_link(node, link, hosts.get(node)) for node, link in links.items()]
     advice = "look for other traffic, Wi-Fi instead of a cable, and the interface that the ranks use"
-    return Said(text, (f"median of the last {WINDOW_STEPS} sums", *each, advice))
+    return Said(text, (f"median of the last {WINDOW_STEPS} sums", *each), (advice,))
 
 
 def _link(node: str, link: LinkRate, host: m.HostReading | None) -> str:

@@ -4,8 +4,9 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import median
 
-from trainctl.node_agent.alerts.findings import Finding, Said, gigabytes, median, number, seconds
+from trainctl.node_agent.alerts.findings import Observation, Said, gigabytes, number, seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.alert_rules import AlertsTable, stall_limit_seconds
@@ -25,7 +26,7 @@ class RunSnapshot:
     profiles: Mapping[int, ProfileSummary] = dataclasses.field(default_factory=dict)  # calibrations, by rank
 
 
-def memory(part: m.RankStep, table: AlertsTable) -> list[Finding]:
+def memory(part: m.RankStep, table: AlertsTable) -> list[Observation]:
     """The peak of a rank's step against its cap, both in bytes; nothing where one is unknown."""
     used, cap = part.peak_or_held_bytes, part.memory_cap_bytes
     if used is None or not cap:
@@ -40,10 +41,10 @@ def memory(part: m.RankStep, table: AlertsTable) -> list[Finding]:
         return Said(f"memory {percent:.0f} % of {gigabytes(cap)}", facts)
 
     bad, good = percent > table.memory_percent, percent < table.memory_clear_percent
-    return [Finding("memory", bad, good, say, part.node, part.rank)]
+    return [Observation("memory", bad, good, say, part.node, part.rank)]
 
 
-def disk(reading: m.HostReading, table: AlertsTable) -> list[Finding]:
+def disk(reading: m.HostReading, table: AlertsTable) -> list[Observation]:
     """Return a finding with the space left on a machine's disk; nothing if it isn't known."""
     free = reading.disk_free_bytes
     if free is None:
@@ -55,26 +56,26 @@ def disk(reading: m.HostReading, table: AlertsTable) -> list[Finding]:
     facts = ("when the disk is full, the run continues but can't write its record or checkpoints",)
     bad = free < table.disk_free_gb * 1e9 or (percent is not None and percent < table.disk_free_percent)
     good = free > table.disk_clear_gb * 1e9 and (percent is None or percent > table.disk_clear_percent)
-    return [Finding("disk", bad, good, lambda: Said(text, facts), reading.node)]
+    return [Observation("disk", bad, good, lambda: Said(text, facts), reading.node)]
 
 
-def record(node: str, problem: str | None) -> Finding:
+def record(node: str, problem: str | None) -> Observation:
     """The faults of a machine's databases."""
     facts = ("runs continue; what can't be written waits in memory",)
-    return Finding("record", problem is not None, problem is None, lambda: Said(problem or "", facts), node)
+    return Observation("record", problem is not None, problem is None, lambda: Said(problem or "", facts), node)
 
 
-def nodes(snapshot: RunSnapshot) -> list[Finding]:
+def nodes(snapshot: RunSnapshot) -> list[Observation]:
     """Ranks that are lost or failed, and those that hang or whose agents aren't heard."""
     found = []
     for view in snapshot.view.ranks:
         lost, quiet = view.state in ("lost", "failed"), view.state == "hung" or view.node in snapshot.silent
         say = partial(_say, view.state, view.why, view)
-        found.append(Finding("node-lost", lost, view.state in WELL_STATES, say, view.node, view.rank))
+        found.append(Observation("node-lost", lost, view.state in WELL_STATES, say, view.node, view.rank))
         expected = lost or view.state == "drained"  # a drained node may be switched off
         silence = _silence(view, snapshot)
         found.append(
-            Finding("node-silent", quiet and not expected, expected or not quiet, silence, view.node, view.rank)
+            Observation("node-silent", quiet and not expected, expected or not quiet, silence, view.node, view.rank)
         )
     return found
 
@@ -91,7 +92,7 @@ def _say(state: str, why: str, view: m.RankView) -> Said:
     return Said(f"{state}: {why}" if why else state, (f"rank {view.rank}: {view.state}{facts}",))
 
 
-def reference_distance(view: m.RunView, table: AlertsTable) -> list[Finding]:
+def reference_distance(view: m.RunView, table: AlertsTable) -> list[Observation]:
     """Return a finding with the newest evaluation's distance from the reference; nothing in a run without one."""
     nats = dict(view.eval_values).get(m.KL)
     if nats is None:
@@ -99,9 +100,10 @@ def reference_distance(view: m.RunView, table: AlertsTable) -> list[Finding]:
 
     def say() -> Said:
         settings = "a higher objective.beta or a lower learning rate keeps it closer"
-        return Said(f"KL {number(nats)} nats per token from the reference, above {number(table.kl_nats)}", (settings,))
+        text = f"KL {number(nats)} nats per token from the reference, above {number(table.kl_nats)}"
+        return Said(text, remedies=(settings,))
 
-    return [Finding("kl", not nats <= table.kl_nats, nats < table.kl_clear_nats, say)]
+    return [Observation("kl", not nats <= table.kl_nats, nats < table.kl_clear_nats, say)]
 
 
 class StallWatch:
@@ -115,14 +117,14 @@ class StallWatch:
         self._last, self._step = now, step.step
         self._seconds.append(step.step_seconds)
 
-    def look(self, snapshot: RunSnapshot, now: float) -> Finding:
+    def look(self, snapshot: RunSnapshot, now: float) -> Observation:
         """A run that is meant to wait doesn't stall."""
         if snapshot.view.state != "running" or snapshot.view.reason:
             self._last = now
         usual_seconds = median(self._seconds) if self._seconds else None
         limit_seconds = stall_limit_seconds(self._table, snapshot.doing, usual_seconds)
         bad = now - self._last > limit_seconds
-        return Finding("stall", bad, not bad, lambda: self._say(snapshot, limit_seconds))
+        return Observation("stall", bad, not bad, lambda: self._say(snapshot, limit_seconds))
 
     def _say(self, snapshot: RunSnapshot, limit_seconds: float) -> Said:
         doing = "" if snapshot.doing == "train" else f", {snapshot.doing} in progress"
@@ -136,9 +138,9 @@ class StallWatch:
         return Said(f"no step in {limit_seconds:.0f} s since step {step:,}{cause}", tuple(facts))
 
 
-def lead_silent(node: str, lead: str, silent_seconds: float, table: AlertsTable) -> Finding:
+def lead_silent(node: str, lead: str, silent_seconds: float, table: AlertsTable) -> Observation:
     """A follower's view of its lead."""
     text = f"no message from {lead}, the run's lead; this node's rank waits"
-    facts = ("the run continues when the lead's agent is back; to make this node the lead instead, use promote",)
+    remedies = ("the run continues when the lead's agent is back; to make this node the lead instead, use promote",)
     bad = silent_seconds > table.silent_seconds
-    return Finding("lead-silent", bad, not bad, lambda: Said(text, facts), node)
+    return Observation("lead-silent", bad, not bad, lambda: Said(text, remedies=remedies), node)

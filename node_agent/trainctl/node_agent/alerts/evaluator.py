@@ -13,7 +13,7 @@ import msgspec
 from trainctl.node_agent.alerts import conditions
 from trainctl.node_agent.alerts.calibrated import CalibratedSpeedWatch, LinkWatch
 from trainctl.node_agent.alerts.conditions import RunSnapshot, StallWatch
-from trainctl.node_agent.alerts.findings import Finding
+from trainctl.node_agent.alerts.findings import Observation
 from trainctl.node_agent.alerts.loss_curve import LossWatch, OwnLossWatch
 from trainctl.node_agent.alerts.rank_health import RankHealthWatch
 from trainctl.node_agent.alerts.slow_ranks import BLOCK_STEPS, PaceWatch
@@ -21,6 +21,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.curve import CurveJudge, CurveLimits
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.alert_rules import KINDS, AlertKind, AlertsTable
+from trainctl.protocol.messages.diagnosis import Finding, Mode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +122,7 @@ Change = Raised | Cleared
 @dataclasses.dataclass
 class _Held:
     hysteresis: Hysteresis
-    finding: Finding | None  # the newest
+    newest: Observation | None
 
 
 class Evaluator:
@@ -138,6 +139,7 @@ class Evaluator:
         """`open_alerts` with their `references` are those of the agent before this one: they aren't raised again.
         `limits`: of the curve; without them those of the table."""
         self._table, self._rules = table, rules(table)
+        self._modes: dict[AlertKind, Mode] = {kind: "off" if kind in table.off else "alert" for kind in KINDS}
         self._losses = LossWatch(CurveJudge(limits or CurveLimits(table)))
         self._paces, self._stalls = PaceWatch(table), StallWatch(table, now)
         self._own_losses, self._health = OwnLossWatch(table), RankHealthWatch(table)
@@ -200,7 +202,7 @@ class Evaluator:
             case m.HostReading():
                 self._read(message, now)
 
-    def _against_calibration(self, part: m.RankStep) -> list[Finding]:
+    def _against_calibration(self, part: m.RankStep) -> list[Observation]:
         if part.generation != self._generation:
             self._generation = part.generation
             self._links.clear()
@@ -218,11 +220,11 @@ class Evaluator:
         of_ranks = (*self._paces.reading(reading, working), *self._health.reading(reading, working))
         self._judge([*of_ranks, *conditions.disk(reading, self._table)], now)
 
-    def _instead_of_clock(self, found: list[Finding]) -> list[Finding]:
+    def _instead_of_clock(self, found: list[Observation]) -> list[Observation]:
         """Report a slower rank once: not beside the lower clock that makes it so."""
         return [
-            dataclasses.replace(finding, bad=False) if f"clock:{finding.node}:{finding.rank}" in self._open else finding
-            for finding in found
+            dataclasses.replace(one, bad=False) if f"clock:{one.node}:{one.rank}" in self._open else one
+            for one in found
         ]
 
     def record(self, node: str, problem: str | None, now: float) -> None:
@@ -256,49 +258,51 @@ class Evaluator:
 
     # ------------------------------------------------------------ out
 
-    def _judge(self, findings: Iterable[Finding], now: float) -> None:
-        for finding in findings:
-            if not finding.bad and not self._held:
+    def _judge(self, observations: Iterable[Observation], now: float) -> None:
+        for seen in observations:
+            if not seen.bad and not self._held:
                 continue
-            if finding.kind in self._table.off and finding.id not in self._open:
-                continue
-            held = self._held.get(finding.id)
+            held = self._held.get(seen.id)
             if held is None:
-                if not finding.bad:
+                if not seen.bad:
                     continue
-                held = self._held[finding.id] = _Held(Hysteresis(self._rules[finding.kind]), finding)
-            off = finding.kind in self._table.off
-            held.finding = finding
-            held.hysteresis.judge(bad=finding.bad and not off, good=finding.good or off, now=now)
+                held = self._held[seen.id] = _Held(Hysteresis(self._rules[seen.kind]), seen)
+            held.newest = seen
+            held.hysteresis.judge(bad=seen.bad, good=seen.good, now=now)
             if held.hysteresis.is_idle:
-                del self._held[finding.id]
+                del self._held[seen.id]
 
     def turned(self, now: float, at: float) -> list[Change]:
         """Return what has changed by what was heard alone, for a machine that takes part in no run."""
         changes: list[Change] = []
+        for id in [id for id, alert in self._open.items() if self._modes[alert.kind] == "off"]:  # by the agent before
+            del self._held[id]
+            changes.append(Cleared(self._open.pop(id)))
         for id, held in list(self._held.items()):
             if not held.hysteresis.turn(now):
                 continue
-            if held.hysteresis.is_open and held.finding is not None:
-                alert = self._open[id] = self._alert(held.finding, at)
-                changes.append(Raised(alert))
+            if held.hysteresis.is_open and held.newest is not None:
+                finding = held.newest.finding
+                if finding.reaction(self._modes[held.newest.kind]) == "alert":
+                    alert = self._open[id] = self._alert(held.newest, finding, at)
+                    changes.append(Raised(alert))
             else:
                 del self._held[id]
-                changes.append(Cleared(self._open.pop(id)))
+                changes += [Cleared(self._open.pop(id))] if id in self._open else []
         return changes
 
-    def _alert(self, finding: Finding, at: float) -> m.AlertView:
-        said = finding.say()
+    def _alert(self, seen: Observation, finding: Finding, at: float) -> m.AlertView:
+        facts = (*finding.evidence, *(remedy.text for remedy in finding.remedies))[:16]
         return m.AlertView(
-            id=finding.id,
-            kind=finding.kind,
-            severity=KINDS[finding.kind].severity,
-            text=said.text[:400],
+            id=seen.id,
+            kind=seen.kind,
+            severity=KINDS[seen.kind].severity,
+            text=finding.title[:400],
             raised_at=at,
             node=finding.node,
             rank=finding.rank,
             step=self._step,
-            facts=said.facts[:16],
+            facts=facts,
         )
 
     def acknowledge(self, id: str, by: str) -> m.AlertView | None:

@@ -1,24 +1,25 @@
-"""Findings of a watch at one observation, and figures in words."""
+"""Observations of watches, the findings that they become, and figures in words."""
 
 import dataclasses
-import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.alert_rules import AlertKind
+from trainctl.protocol.config.alert_rules import KINDS, AlertKind
+from trainctl.protocol.messages.diagnosis import Finding, Remedy
 
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """Text of an alert: a line on what is wrong and why, and the facts at hand, a line each."""
+    """Text of a finding: a line on what is wrong and why, the facts at hand and what to do, a line each."""
 
     text: str
     facts: tuple[str, ...] = ()
+    remedies: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
-    """One condition at one observation; `say` is asked only if it becomes an alert."""
+class Observation:
+    """One condition at one look; `say` is asked only if it becomes a finding."""
 
     kind: AlertKind
     bad: bool
@@ -32,6 +33,13 @@ class Finding:
         """The same for the same condition: kind, node and rank."""
         parts = [self.kind, self.node, "" if self.rank is None else str(self.rank)]
         return ":".join(part for part in parts if part)
+
+    @property
+    def finding(self) -> Finding:
+        """The condition as a finding."""
+        said, severity = self.say(), KINDS[self.kind].severity
+        remedies = tuple(map(Remedy, said.remedies))
+        return Finding(self.kind, said.text, severity, self.node, self.rank, said.facts, remedies=remedies)
 
 
 def seconds(value: float) -> str:
@@ -61,7 +69,3 @@ def limited_by(gpu: m.GpuReading | None) -> str:
     """`limited by heat`: what lowers a device's clock, where it says so."""
     words = [m.CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits] if gpu is not None else []
     return f"limited by {' and '.join(words)}" if words else ""
-
-
-def median(values: Iterable[float]) -> float:
-    return statistics.median(values)

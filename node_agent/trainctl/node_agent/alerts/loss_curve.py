@@ -13,8 +13,9 @@ more of few outliers, but of losses with few values it is chance itself.)
 import dataclasses
 import math
 from functools import partial
+from statistics import median
 
-from trainctl.node_agent.alerts.findings import Finding, Said, median, number
+from trainctl.node_agent.alerts.findings import Observation, Said, number
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.curve import CurveJudge
 from trainctl.protocol.analysis.loss_trends import Divergence
@@ -37,29 +38,31 @@ class LossWatch:
     def __init__(self, curve: CurveJudge) -> None:
         self.curve = curve
 
-    def step(self, step: m.StepCommitted) -> list[Finding]:
+    def step(self, step: m.StepCommitted) -> list[Observation]:
         """Return the findings at a committed step."""
         curve = self.curve
         curve.add_step(step)
         spike, rising = curve.spike, curve.divergence
         findings = [
-            Finding("nonfinite", not curve.is_finite, curve.is_finite, partial(_say_nonfinite, step)),
+            Observation("nonfinite", not curve.is_finite, curve.is_finite, partial(_say_nonfinite, step)),
             self._skipped(step),
-            Finding("divergence", rising is not None, rising is None, partial(_say_diverged, rising, step)),
+            Observation("divergence", rising is not None, rising is None, partial(_say_diverged, rising, step)),
         ]
         if (scale := curve.clip_scale) is not None:
             is_over = scale > 2 * curve.limits.alerts.clip_scale
-            findings.append(Finding("clip", curve.is_clip_bound, is_over, partial(_say_clip, scale, step)))
+            findings.append(Observation("clip", curve.is_clip_bound, is_over, partial(_say_clip, scale, step)))
         if step.loss is not None and math.isfinite(step.loss):
-            findings.append(Finding("loss-spike", spike is not None, spike is None, partial(_say_spike, spike, step)))
+            findings.append(
+                Observation("loss-spike", spike is not None, spike is None, partial(_say_spike, spike, step))
+            )
         return findings
 
-    def _skipped(self, step: m.StepCommitted) -> Finding:
+    def _skipped(self, step: m.StepCommitted) -> Observation:
         skipped, count = self.curve.wasted("overflow"), self.curve.recent_steps
         is_calm = count >= CALM_STEPS and (not skipped or skipped[-1] <= step.step - CALM_STEPS)
         text = f"{len(skipped)} of the last {count} steps skipped: gradient overflow"
         is_bad = len(skipped) >= self.curve.limits.alerts.skipped_steps
-        return Finding("skipped", is_bad, is_calm, lambda: Said(text, _facts(step)))
+        return Observation("skipped", is_bad, is_calm, lambda: Said(text, _facts(step)))
 
 
 def _say_nonfinite(step: m.StepCommitted) -> Said:
@@ -72,7 +75,7 @@ def _say_nonfinite(step: m.StepCommitted) -> Said:
 def _say_clip(scale: float, step: m.StepCommitted) -> Said:
     text = f"median clip scale {number(scale)} over {CLIP_STEPS} steps: updates are almost nothing"
     advice = "raise optimizer.clip_norm to about the usual gradient norm; steps are too small to learn from"
-    return Said(text, (advice, *_facts(step)))
+    return Said(text, _facts(step), (advice,))
 
 
 def _say_spike(spike: Spike | None, step: m.StepCommitted) -> Said:
@@ -93,7 +96,7 @@ def _say_diverged(divergence: Divergence | None, step: m.StepCommitted) -> Said:
         f" {divergence.trend:+.2g} per step"
     )
     advice = f"lower the learning rate, or resume from a checkpoint at about step {best.step:,}"
-    return Said(text, (advice, f"above the best level for {divergence.steps:,} steps", *_facts(step)))
+    return Said(text, (f"above the best level for {divergence.steps:,} steps", *_facts(step)), (advice,))
 
 
 def _facts(step: m.StepCommitted) -> tuple[str, ...]:
@@ -123,9 +126,9 @@ class OwnLossWatch:
         self._parts: dict[int, m.RankStep] = {}  # of that step, by rank
         self._windows: dict[int, _Window] = {}
 
-    def part(self, part: m.RankStep) -> list[Finding]:
+    def part(self, part: m.RankStep) -> list[Observation]:
         """Return the findings on the step before, at the first part of a step."""
-        findings: list[Finding] = []
+        findings: list[Observation] = []
         if part.step > self._step:
             findings = self._judge_step()
             self._step, self._parts = part.step, {}
@@ -141,7 +144,7 @@ class OwnLossWatch:
         self._windows.pop(rank, None)
         self._parts.pop(rank, None)
 
-    def _judge_step(self) -> list[Finding]:
+    def _judge_step(self) -> list[Observation]:
         if len(self._parts) < 2:
             return []
         findings = []
@@ -152,12 +155,14 @@ class OwnLossWatch:
                 findings.append(self._finding(part, departure, alone=len(self._parts) == 2))
         return findings
 
-    def _finding(self, part: m.RankStep, departure: _Departure, *, alone: bool) -> Finding:
+    def _finding(self, part: m.RankStep, departure: _Departure, *, alone: bool) -> Observation:
         """Judge a rank; with one other rank no one knows which of the two departs, and the higher loss is named."""
         table = self._table
         most = max(table.own_loss_deviations * departure.scatter, table.own_loss_percent / 100 * abs(departure.middle))
         above = departure.by if alone else abs(departure.by)
-        return Finding("own-loss", above > most, above < most / 2, partial(_say_apart, departure), part.node, part.rank)
+        return Observation(
+            "own-loss", above > most, above < most / 2, partial(_say_apart, departure), part.node, part.rank
+        )
 
 
 class _Window:
@@ -182,9 +187,9 @@ def _say_apart(departure: _Departure) -> Said:
     percent = f" ({100 * departure.by / abs(departure.middle):+.0f} %)" if departure.middle else ""
     spread = f"standard deviation {number(departure.scatter)}"
     text = f"own loss {number(departure.own)}, ranks' median {number(departure.middle)}"
-    facts = (
-        f"differs by {number(departure.by)}{percent} over the last {OWN_LOSS_STEPS} steps ({spread})",
+    fact = f"differs by {number(departure.by)}{percent} over the last {OWN_LOSS_STEPS} steps ({spread})"
+    remedies = (
         "check the node's data: trainctl doctor compares the nodes' files",
         "if the files match, suspect a numerical fault in the rank's precision, backend or device",
     )
-    return Said(text, facts)
+    return Said(text, (fact,), remedies)

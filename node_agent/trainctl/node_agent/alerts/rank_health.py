@@ -7,9 +7,10 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from functools import partial
+from statistics import median
 from typing import Final, NamedTuple
 
-from trainctl.node_agent.alerts.findings import Finding, Said, gigabytes, median, seconds
+from trainctl.node_agent.alerts.findings import Observation, Said, gigabytes, seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.rolling import RollingStatistics
 from trainctl.protocol.config.alert_rules import MIN_DATA_SECONDS, AlertsTable
@@ -62,7 +63,7 @@ class RankHealthWatch:
         self._steps: dict[int, deque[_Step]] = {}
         self._used: dict[int, deque[_Use]] = {}  # of each rank's device
 
-    def part(self, part: m.RankStep, last_step: int | None) -> list[Finding]:
+    def part(self, part: m.RankStep, last_step: int | None) -> list[Observation]:
         """A rank's part of a step; `last_step` is the run's, None if it is not known."""
         kept = self._steps.setdefault(part.rank, deque(maxlen=WINDOW_STEPS))
         while kept and kept[-1].step >= part.step:
@@ -73,7 +74,7 @@ class RankHealthWatch:
             return []
         return [self._data(part, kept), *self._memory(part, kept, last_step)]
 
-    def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Finding]:
+    def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Observation]:
         """A machine's reading, with the devices of the ranks that are at work on it."""
         found = []
         for rank, device in ranks.items():
@@ -93,7 +94,7 @@ class RankHealthWatch:
 
     # ------------------------------------------------------------ data
 
-    def _data(self, part: m.RankStep, kept: deque[_Step]) -> Finding:
+    def _data(self, part: m.RankStep, kept: deque[_Step]) -> Observation:
         recent = [*kept][-WINDOW_STEPS // 2 :]
         data, whole = math.fsum(one.phases.data for one in recent), math.fsum(one.seconds for one in recent)
         percent, each = 100 * data / whole if whole > 0 else 0.0, data / len(recent)
@@ -101,26 +102,26 @@ class RankHealthWatch:
         bad = percent > most and each >= MIN_DATA_SECONDS
         good = percent < DATA_CLEAR_PART * most or each < DATA_CLEAR_PART * MIN_DATA_SECONDS
         say = partial(_say_data, percent, each, whole / len(recent), len(recent))
-        return Finding("data-wait", bad, good, say, part.node, part.rank)
+        return Observation("data-wait", bad, good, say, part.node, part.rank)
 
     # ------------------------------------------------------------ memory
 
-    def _memory(self, part: m.RankStep, kept: deque[_Step], last_step: int | None) -> list[Finding]:
+    def _memory(self, part: m.RankStep, kept: deque[_Step], last_step: int | None) -> list[Observation]:
         if len(kept) < WINDOW_STEPS or last_step is None:
             return []
         found = growth(kept)
         left = max(last_step - part.step, 0)
         bad = found is not None and found.full_step - part.step <= left
-        return [Finding("memory-rise", bad, not bad, partial(_say_growth, found, last_step), part.node, part.rank)]
+        return [Observation("memory-rise", bad, not bad, partial(_say_growth, found, last_step), part.node, part.rank)]
 
     # ------------------------------------------------------------ device
 
-    def _busy(self, node: str, rank: int, used: list[_Use], gpu: m.GpuReading) -> Finding:
+    def _busy(self, node: str, rank: int, used: list[_Use], gpu: m.GpuReading) -> Observation:
         least, percent = self._table.device_busy_percent, median(one.percent for one in used)
         limits = Counter(limit for one in used for limit in one.limits)
         mostly = [limit for limit, count in limits.most_common() if count > len(used) / 2]
         say = partial(_say_idle, percent, gpu, [*self._steps.get(rank, ())][-WINDOW_STEPS // 2 :], mostly)
-        return Finding("device-idle", percent < least, percent > least + BUSY_CLEAR_PERCENT, say, node, rank)
+        return Observation("device-idle", percent < least, percent > least + BUSY_CLEAR_PERCENT, say, node, rank)
 
 
 def growth(kept: deque[_Step]) -> Growth | None:
@@ -148,7 +149,7 @@ def growth(kept: deque[_Step]) -> Growth | None:
 def _say_data(percent: float, each: float, whole: float, count: int) -> Said:
     text = f"waits for data: {percent:.0f} % of the step, {seconds(each)} of {seconds(whole)}"
     advice = "raise data.prefetch or data.workers; trainctl data bench finds what limits the reading"
-    return Said(text, (f"mean of the last {count} steps", advice))
+    return Said(text, (f"mean of the last {count} steps",), (advice,))
 
 
 def _say_growth(found: Growth | None, last_step: int) -> Said:
@@ -158,8 +159,7 @@ def _say_growth(found: Growth | None, last_step: int) -> Said:
         f"memory grows by {found.bytes_per_step / 1e6:.2g} MB per step: {gigabytes(found.used_bytes)} of"
         f" {gigabytes(found.cap_bytes)}, full at about step {found.full_step:,} of {last_step:,}"
     )
-    return Said(text, (
-        f"the peak rose in both halves of the last {WINDOW_STEPS} steps",
+    return Said(text, (f"the peak rose in both halves of the last {WINDOW_STEPS} steps",), (
         "write a checkpoint, stop the run and resume it: new processes start with the memory that they need",
         "a smaller micro-batch leaves more room; the loss doesn't change",
     ))  # fmt: skip
@@ -169,7 +169,7 @@ def _say_idle(percent: float, gpu: m.GpuReading, recent: list[_Step], limits: Se
     """A limited clock comes first: it makes everything else slow."""
     reason, advice = _limited(limits[0]) if limits else _idle_reason(recent)
     text = f"device busy {percent:.0f} % of the time{f': {reason}' if reason else ''}"
-    return Said(text, (f"{gpu.name}, median of the last {BUSY_READINGS} s", *([advice] if advice else [])))
+    return Said(text, (f"{gpu.name}, median of the last {BUSY_READINGS} s",), (advice,) if advice else ())
 
 
 _LIMITED: Final[dict[m.ClockLimit, str]] = {

@@ -4,9 +4,9 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from statistics import median_low
+from statistics import median, median_low
 
-from trainctl.node_agent.alerts.findings import Finding, Said, arrow, gigahertz, limited_by, median, seconds
+from trainctl.node_agent.alerts.findings import Observation, Said, arrow, gigahertz, limited_by, seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.rolling import RollingStatistics
 from trainctl.protocol.analysis.slowdown import SlowdownDetector
@@ -135,14 +135,14 @@ class PaceWatch:
         self._slower: dict[int, float] = {}  # the part by which each is below its best
         self._nodes: dict[int, str] = {}
 
-    def part(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Finding]:
+    def part(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Observation]:
         """Judge a rank, and all of them, by its part of a step; `host` is what was last read of its machine."""
         self._nodes[part.rank] = part.node
         alone = self._of_rank(part, host, device)
         once = part.rank == max(self._slower, default=part.rank)  # of all ranks at a step
         return [*alone, self._together()] if alone and once else alone
 
-    def _of_rank(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Finding]:
+    def _of_rank(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Observation]:
         pace = self._paces.setdefault(part.rank, RankPace())
         pace.add(part)
         typical = pace.now(host.gpu_of(device) if host is not None else None, host)
@@ -154,10 +154,10 @@ class PaceWatch:
         if best is None:
             self._slower.pop(part.rank, None)
             # With another micro-batch, or quite another share, there is nothing to be slower than.
-            return [Finding("throughput", False, True, lambda: Said(""), part.node, part.rank)]
+            return [Observation("throughput", False, True, lambda: Said(""), part.node, part.rank)]
         self._slower[part.rank] = 1 - typical.rate / best.rate
         judged = self._judged(self._alone(part.rank), is_slow=pace.is_slow)
-        return [Finding("throughput", *judged, lambda: _slower(best, typical), part.node, part.rank)]
+        return [Observation("throughput", *judged, lambda: _slower(best, typical), part.node, part.rank)]
 
     def _judged(self, slower: float, *, is_slow: bool) -> tuple[bool, bool]:
         """Return whether it is bad and whether it is good; what is no slowdown by its scatter is good."""
@@ -171,12 +171,12 @@ class PaceWatch:
         others = [slower for other, slower in self._slower.items() if other != rank]
         return self._slower[rank] - max(0.0, median(others) if others else 0.0)
 
-    def _together(self) -> Finding:
+    def _together(self) -> Observation:
         """Judge all ranks: what slows more than half of them is the fleet's trouble, and no rank's own."""
         slower = dict(self._slower) if len(self._slower) > 1 else {}
         middle = median_low(slower.values()) if slower else 0.0
         are_slow = 2 * sum(self._paces[rank].is_slow for rank in slower) > len(slower)
-        return Finding(
+        return Observation(
             "throughput", *self._judged(middle, is_slow=are_slow), lambda: self._say_together(slower, middle)
         )
 
@@ -190,7 +190,7 @@ class PaceWatch:
         rates = _rates(best, now) if best is not None else "measuring its rate again"
         return f"{self._nodes[rank]} rank {rank}: {rates}"
 
-    def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Finding]:
+    def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Observation]:
         """Judge a machine's reading; `ranks` has the devices of the ranks that are at work on it."""
         findings = []
         for rank, device in ranks.items():
@@ -203,7 +203,7 @@ class PaceWatch:
                 continue
             bad, good = lower > self._table.clock_drop_percent / 100, lower < self._table.clock_clear_percent / 100
             say = self._speaker(rank, _Read(gpu, reading), clock.best, clock.now)
-            findings.append(Finding("clock", bad, good, say, reading.node, rank))
+            findings.append(Observation("clock", bad, good, say, reading.node, rank))
         return findings
 
     def _speaker(self, rank: int, read: "_Read", best_mhz: float, now_mhz: float) -> Callable[[], Said]:

@@ -16,7 +16,7 @@ from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.policies import POLICIES, PolicyMode, PolicyName
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.messages import PolicyFigure, Report, Severity, StepPlan, verbs
+from trainctl.protocol.messages import Finding, FindingSeverity, PolicyFigure, Remedy, Report, StepPlan, verbs
 
 
 class Stepped(msgspec.Struct, frozen=True, dict=True):
@@ -111,7 +111,7 @@ class RunFacts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Proposal:
-    """A command that a policy would send.
+    """A policy's finding, and the command that it would send.
 
     With an `edit` its settings are taken at once and hold for the next plan, rank by rank; so does what must not wait
     for a step. Without one it goes the way of every command, and only while no policy's command is open or has its
@@ -123,7 +123,7 @@ class Proposal:
     reason: str  # with the figures it rests on
     node: str | None = None
     edit: Edit | None = None
-    severity: Severity = "info"
+    severity: FindingSeverity = "info"
     before: "Proposal | None" = None  # to be sent before it
     remember: Mapping[str, float] = field(default_factory=dict)  # into `Memory.kept`, once it is applied
     quiet: Mapping[str, float] = field(default_factory=dict)  # the same, once it is advised: it then paces itself
@@ -135,8 +135,15 @@ class Proposal:
         """As typed on the command line."""
         return verbs.written(self.verb, verbs.given(self.args), self.node)
 
+    def finding(self, name: PolicyName) -> Finding:
+        """Return the finding of the policy `name`, with the command as its remedy."""
+        remedy = Remedy("", self.command, "" if self.advise_only else self.verb)
+        return Finding(name, self.reason, self.severity, self.node or "", remedies=(remedy,))
 
-def resize(micro: int, node: str, reason: str, severity: Severity = "info", edit: Edit | None = None) -> Proposal:
+
+def resize(
+    micro: int, node: str, reason: str, severity: FindingSeverity = "info", edit: Edit | None = None
+) -> Proposal:
     """Another micro-batch for a node, in samples."""
     return Proposal("resize-batch", verbs.ResizeBatch(micro=micro), reason, node, edit, severity)
 
@@ -144,14 +151,6 @@ def resize(micro: int, node: str, reason: str, severity: Severity = "info", edit
 def percent(part: float) -> str:
     """`95 %` of 0.95."""
     return f"{100 * part:.0f} %"
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Finding of a policy that no command changes: reported in both modes, `on` and `advise`."""
-
-    reason: str  # with the figures it rests on
-    severity: Severity = "warning"
 
 
 @dataclass(frozen=True)
@@ -164,14 +163,14 @@ class Assessment:
     acts_at_once: bool = False  # the command doesn't wait for the effects of other policies' commands
 
 
-def assess(figures: Sequence[PolicyFigure], found: Proposal | Advice | None, otherwise: str) -> Assessment:
+def assess(figures: Sequence[PolicyFigure], found: Proposal | Finding | None, otherwise: str) -> Assessment:
     """Return the assessment by figures and their result; `otherwise`: what makes the policy act, if there is none."""
     match found:
         case Proposal():
             at_once = found.is_urgent or found.edit is not None
             return Assessment(tuple(figures), found.reason, found.command, at_once)
-        case Advice():
-            return Assessment(tuple(figures), found.reason)
+        case Finding():
+            return Assessment(tuple(figures), found.title)
         case None:
             return Assessment(tuple(figures), otherwise)
 
@@ -225,8 +224,9 @@ class Policy(ABC):
         return kept
 
     @abstractmethod
-    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Advice | None:
-        """Return what it would do now, if anything. `memory` is its own, to read and to write."""
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Finding | None:
+        """Return what it would do now, or a finding that no command changes; None: nothing. `memory` is its own, to
+        read and to write."""
 
     @abstractmethod
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from trainctl.node_agent.autopilot.policies import REGISTRY
-from trainctl.node_agent.autopilot.policy import Advice, Memory, Occasion, Policy, Proposal, RunFacts, Stepped, mode_of
+from trainctl.node_agent.autopilot.policy import Memory, Occasion, Policy, Proposal, RunFacts, Stepped, mode_of
 from trainctl.node_agent.conductor.events import Commanded, CommandEnded, Proposed, caused
 from trainctl.node_agent.conductor.state import ConductorState
 from trainctl.node_agent.planning.durable import PolicyState
@@ -27,7 +27,7 @@ from trainctl.protocol.config.policies import (
     impatience,
     policies_that_yield,
 )
-from trainctl.protocol.messages import PolicyStatus, Severity, verbs
+from trainctl.protocol.messages import Finding, PolicyStatus, verbs
 from trainctl.protocol.messages.events import Change, PolicyActed, PolicyAdvised, PolicyModeChanged
 
 EFFECT_STEPS = 20
@@ -102,13 +102,20 @@ class Proposals:
                 own = self._kept(name).memory
                 self._memories[name] = Memory(dict(own), self._evidence.setdefault(name, {})), own
             memory, kept = self._memories[name]
-            proposal = REGISTRY[name].propose(facts, memory)
+            found = REGISTRY[name].propose(facts, memory)
             if memory.kept != kept:
                 self._keep(name, memory=memory.kept)
-            if isinstance(proposal, Advice):
-                self._say(name, "", proposal.reason, proposal.severity)
-            elif proposal is not None:
-                self._do(name, proposal) if mode == "on" and not proposal.advise_only else self._advise(name, proposal)
+            if found is not None:
+                self._react(name, mode, found)
+
+    def _react(self, name: PolicyName, mode: PolicyMode, found: Proposal | Finding) -> None:
+        proposal, finding = (found, found.finding(name)) if isinstance(found, Proposal) else (None, found)
+        reaction = finding.reaction(mode)
+        if reaction == "act" and proposal is not None:
+            self._do(name, proposal)
+        elif reaction == "advise" and (proposal is None or self._is_new_advice(name, proposal)):
+            command = finding.remedies[0].command if finding.remedies else ""
+            self._state.happen(PolicyAdvised(name, command, finding.title), finding.severity, by=AUTHOR + name)
 
     def set_mode(self, command: Commanded, args: verbs.Autopilot) -> None:
         """At once, whatever the run is doing: no plan depends on it. Done again it changes nothing."""
@@ -254,18 +261,16 @@ class Proposals:
         id = str(uuid.uuid5(_NAMESPACE, f"{self._state.run} {name} {number} {plan} {proposal.command}"))
         return Proposed(id, proposal.verb, proposal.args, AUTHOR + name, proposal.node, plan, proposal.reason)
 
-    def _advise(self, name: PolicyName, proposal: Proposal) -> None:
-        """Once for each plan version, verb and node, even if the arguments differ; or as often as the policy waits."""
+    def _is_new_advice(self, name: PolicyName, proposal: Proposal) -> bool:
+        """Keep that a command is advised: once for each plan version, verb and node, even if the arguments differ; or
+        as often as the policy waits."""
         kept = self._kept(name)
         advised = f"{self._state.settings.plan_version} {proposal.verb} {proposal.node or ''}"
         if kept.advised == advised and not proposal.quiet:
-            return
+            return False
         self._keep(name, advised=advised, memory={**kept.memory, **proposal.quiet})
         self._state.persist()
-        self._say(name, proposal.command, proposal.reason, proposal.severity)
-
-    def _say(self, name: PolicyName, command: str, reason: str, severity: Severity) -> None:
-        self._state.happen(PolicyAdvised(name, command, reason), severity, by=AUTHOR + name)
+        return True
 
     # ------------------------------------------------------------ what is kept
 

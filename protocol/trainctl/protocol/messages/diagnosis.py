@@ -1,4 +1,4 @@
-"""The findings of a diagnosis: causes with their evidence, what each costs, and what to do about it."""
+"""Findings: causes with their evidence, what each costs, what to do, and what happens about one by its mode."""
 
 from typing import Literal
 
@@ -8,6 +8,11 @@ from trainctl.protocol.messages.base import Count
 
 FindingSeverity = Literal["info", "warning", "error"]
 """error: the run makes no progress, or trains wrongly; warning: it loses time; info: it could be faster."""
+Mode = Literal["off", "alert", "advise", "on"]
+"""Mode of what makes findings. Alerts have off and alert, policies off, advise and on; a diagnosis only shows."""
+Reaction = Literal["show", "alert", "advise", "act"]
+"""What happens about a finding: a person who asks sees it, or an alert is raised, or an event names the command that
+would help, or that command is sent."""
 Checked = Literal["found", "follows", "clear", "unknown"]
 """found: it is a cause; follows: an earlier finding explains it; clear: ruled out; unknown: a reading is missing."""
 
@@ -50,6 +55,18 @@ class Finding(msgspec.Struct, frozen=True):
     ruled_out: tuple[str, ...] = ()  # other causes that were checked and are not it, one line each, with figures
     what_if: WhatIf | None = None  # None: what it costs isn't known
     remedies: tuple[Remedy, ...] = ()
+
+    def reaction(self, mode: Mode) -> Reaction:
+        """Return what happens about it in a mode. Only what has a command can be acted on."""
+        match mode:
+            case "off":
+                return "show"
+            case "alert":
+                return "alert"
+            case "on" if self.remedies and self.remedies[0].verb:
+                return "act"
+            case "advise" | "on":
+                return "advise"
 
 
 class CheckedCause(msgspec.Struct, frozen=True):

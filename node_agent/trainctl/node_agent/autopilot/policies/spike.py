@@ -4,7 +4,6 @@ Chowdhery et al. 2022 (PaLM, section 5.1) restarted about 100 steps before a spi
 """
 
 from trainctl.node_agent.autopilot.policy import (
-    Advice,
     Assessment,
     Memory,
     Policy,
@@ -14,7 +13,7 @@ from trainctl.node_agent.autopilot.policy import (
     assess,
 )
 from trainctl.protocol.analysis import spikes
-from trainctl.protocol.messages import PolicyFigure, verbs
+from trainctl.protocol.messages import Finding, PolicyFigure, verbs
 
 
 class Spike(Policy):
@@ -22,7 +21,7 @@ class Spike(Policy):
 
     name = "spike"
 
-    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Advice | None:
+    def propose(self, facts: RunFacts, memory: Memory) -> Proposal | Finding | None:
         if not isinstance(facts.occasion, Stepped):
             return None
         spike = facts.curve.spike
@@ -55,13 +54,13 @@ def _is_due(spike: spikes.Spike) -> bool:
     return spike.is_stuck and spike.norm_rose
 
 
-def _advise_once(memory: Memory, reason: str) -> Advice | None:
+def _advise_once(memory: Memory, reason: str) -> Finding | None:
     was_said = memory.last("said")
     memory.observe("said", 1.0, 1)
-    return None if was_said else Advice(reason)
+    return None if was_said else Finding("spike", reason, "warning")
 
 
-def _back(facts: RunFacts, memory: Memory, spike: spikes.Spike) -> Proposal | Advice | None:
+def _back(facts: RunFacts, memory: Memory, spike: spikes.Spike) -> Proposal | Finding | None:
     """Propose a rollback to a checkpoint far enough before the spike. What is skipped reaches over its first steps."""
     table, keep = facts.config.policy.spike, facts.config.checkpoint
     kept = facts.durable.kept_for_sure(keep.keep_last, keep.keep_every)
