@@ -108,13 +108,14 @@ def test_where_a_part_of_a_log_ends(offset: int, asked: int, size: int, end: int
     assert logs.end_of(part, asked) == end
 
 
-def test_a_status_tells_of_waits_only_where_all_have_reported_one_step() -> None:
+def test_a_status_names_the_straggler_and_tells_of_waits_only_where_all_have_reported_one_step() -> None:
     shown = snapshot(run_view(3))
     assert tables.status_text(shown).splitlines()[-1] == (
-        "straggler  mlx-c: the others waited 92 ms for it; +60 ms in backward (last step)"
+        "straggler  mlx-c: the others wait 92 ms for it in each step; +60 ms in backward"
     )
     ahead = (msgspec.structs.replace(shown.rank_steps[0], step=119), *shown.rank_steps[1:])
-    text = tables.status_text(msgspec.structs.replace(shown, rank_steps=ahead))
+    run = msgspec.structs.replace(shown.run, straggler=None)
+    text = tables.status_text(msgspec.structs.replace(shown, run=run, rank_steps=ahead))
     assert "straggler" not in text
     header, *rows = text.splitlines()[-4:]
     at = header.index("WAIT") + len("WAIT")

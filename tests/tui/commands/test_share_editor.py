@@ -22,7 +22,7 @@ from trainctl.tui.commands import arguments, share_editor, shares
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands import share_editor as sp
 from trainctl.tui.commands.forms import preview
-from trainctl.tui.state import rank_rows, rank_speed, reducer
+from trainctl.tui.state import rank_rows, reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.view_state import ViewState
 
@@ -163,46 +163,6 @@ def test_a_drained_node_has_no_seat_and_can_come_back() -> None:
     assert [seat.node for seat in sp.opened(state).seats] == ["torch-a", "torch-b"]
     assert c.form("admit", state).fields[0].choices == ("mlx-c",)
     assert "nothing to split" in c.form("rebalance", ALONE).blocked
-
-
-def test_the_straggler_is_named_with_its_phase() -> None:
-    found = rank_rows.straggler(MIXED)
-    assert (found.node, found.phase) == ("mlx-c", "backward")
-    assert found.waited_seconds == pytest.approx(0.368 - (0.293 + 0.259) / 2, rel=0.02)
-    assert rank_rows.straggler(dataclasses.replace(MIXED, plan_step=116)) is None, "three steps of a plan are too few"
-    assert rank_rows.straggler(FLEET) is None, "five parts in a hundred are no straggler"
-    assert rank_rows.straggler(ALONE) is None
-
-
-def typical(*busy: float, waiting: tuple[float, ...] | None = None) -> dict[int, rank_speed.Typical]:
-    idle = waiting or tuple(max(busy) - seconds for seconds in busy)
-    return {
-        rank: rank_speed.Typical({"data": 0.0, "forward": seconds, "backward": 0.0}, idle[rank])
-        for rank, seconds in enumerate(busy)
-    }
-
-
-def test_a_rank_that_itself_waits_is_no_straggler_and_one_that_is_stays_so_until_it_is_clearly_none() -> None:
-    nodes = {0: "a", 1: "b", 2: "c"}
-    assert rank_speed.straggler_of(typical(1.0, 0.8, 0.8, waiting=(0.3, 0.1, 0.1)), nodes, None) is None
-    named = rank_speed.straggler_of(typical(1.0, 1.0, 0.6), nodes, None)
-    for busy in ((1.0, 1.01, 0.6), (1.01, 1.0, 0.6)):
-        again = rank_speed.straggler_of(typical(*busy), nodes, named)
-        assert again.rank == named.rank, "equals don't take turns"
-    fading = typical(1.0, 0.93, 0.93)
-    assert rank_speed.straggler_of(fading, nodes, None) is None
-    assert rank_speed.straggler_of(fading, nodes, named) is not None
-    assert rank_speed.straggler_of(typical(1.0, 0.98, 0.98), nodes, named) is None
-
-
-def test_a_wait_for_others_is_what_is_over_the_least() -> None:
-    steps = {rank: seen.value for rank, seen in MIXED.ranks.items()}
-    waits = rank_speed.waits(steps)
-    assert waits[2] == 0.0
-    assert waits[0] == pytest.approx(steps[0].phases.sync - steps[2].phases.sync)
-    assert rank_speed.waits({0: steps[0]}) == {0: 0.0}, "nobody to wait for"
-    late = msgspec.structs.replace(steps[1], step=117)
-    assert rank_speed.waits({0: steps[0], 1: late, 2: steps[2]}) == {}, "not known before all have reported"
 
 
 def test_ranks_are_compared_over_the_newest_step_that_all_reported() -> None:

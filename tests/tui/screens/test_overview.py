@@ -18,7 +18,7 @@ from tests.tui.support.states import ALONE, FLEET, GROUP, MIXED, NOTHING, attach
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Connection
 from trainctl.tui.screens import base, fleet_table, header, overview
-from trainctl.tui.state import rank_speed, reducer
+from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import styled_line as ln
@@ -126,11 +126,12 @@ def test_the_chart_by_node_tells_equal_steps_apart_by_what_each_rank_is_busy() -
 def test_of_many_ranks_the_chart_has_their_span_the_selected_one_and_the_straggler() -> None:
     state = GROUP
     assert state.run is not None
-    slow = rank_speed.Straggler(rank=2, node="mlx-c", phase="backward", excess_seconds=0.1, waited_seconds=0.1)
     many = tuple(msgspec.structs.replace(state.run.ranks[0], rank=rank, node=f"node-{rank}") for rank in range(8))
-    wide = dataclasses.replace(state, run=msgspec.structs.replace(state.run, ranks=many), slow=slow)
+    run = msgspec.structs.replace(state.run, ranks=many)
+    wide = dataclasses.replace(state, run=run)
     panel = overview.busy_panel(wide, selected=1)
     assert [track.label for track in panel.traces] == ["step", "mean", "node-1", "node-2"]
+    calm = dataclasses.replace(state, run=msgspec.structs.replace(run, straggler=None))
     span = panel.traces[1]
     assert span.band and (span.window.minimum[-1], span.window.maximum[-1]) == pytest.approx((0.26, 0.37), abs=0.005)
-    assert [track.label for track in overview.rate_panel(dataclasses.replace(wide, slow=None)).traces] == ["mean"]
+    assert [track.label for track in overview.rate_panel(calm).traces] == ["mean"]

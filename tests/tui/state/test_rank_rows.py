@@ -25,7 +25,7 @@ from trainctl.tui.cli import tables
 from trainctl.tui.report import read_facts
 from trainctl.tui.screens import fleet_table, node
 from trainctl.tui.state import filter_language as ft
-from trainctl.tui.state import rank_rows, rank_speed, reducer, step_phases
+from trainctl.tui.state import rank_rows, reducer, step_phases
 from trainctl.tui.state import view_state as md
 from trainctl.tui.state.step_phases import Compilation
 from trainctl.tui.state.table_schemas import FLEET
@@ -60,8 +60,9 @@ def test_a_drained_rank_is_out_of_the_scale_and_of_the_sums() -> None:
 
 
 def test_ranks_that_are_out_have_no_part_in_the_sums() -> None:
-    assert [view.node for view in rank_speed.live_ranks(SHRUNK.run)] == ["torch-a"]
-    assert rank_speed.reporting(SHRUNK.run) == [0]
+    assert SHRUNK.run is not None
+    assert [view.node for view in SHRUNK.run.live_ranks] == ["torch-a"]
+    assert SHRUNK.run.reporting == [0]
     assert rank_rows.sum_of_own_rates(SHRUNK) == pytest.approx(5200, rel=0.02)
     alone, step = dataclasses.replace(ALONE, recent={}), rank_step(run_view(1), 118, 0)
     busy = step.phases.data + step.phases.forward + step.phases.backward

@@ -138,7 +138,7 @@ def shrunk(view: m.RunView) -> m.RunView:
     )
     first = msgspec.structs.replace(view.ranks[0], share=view.global_batch)
     return msgspec.structs.replace(
-        view, ranks=(first, failed, back), mixed=False, engine="none", generation=m.Generation(1, 5)
+        view, ranks=(first, failed, back), mixed=False, engine="none", generation=m.Generation(1, 5), straggler=None
     )
 
 
@@ -185,6 +185,7 @@ def run_view(
         cursor=step * batch, learning_rate=1.62e-4 if many else 1.21e-3, started_at=NOW - (86400 if many else 95),
         ranks=rank_views(nodes), directory="/var/lib/trainctl/atlas/runs/x", eval_loss=1.903 if many else 2.301,
         eval_step=step // 50 * 50, boot=BOOT, seq=0,
+        straggler=m.Straggler(2, "mlx-c", "backward", 0.0598, 0.0918) if nodes == 3 and state == "running" else None,
     )  # fmt: skip
     return msgspec.structs.replace(made, **other)
 

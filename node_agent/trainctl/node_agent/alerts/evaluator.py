@@ -99,7 +99,6 @@ class Hysteresis:
         return True
 
 
-OUT_STATES = frozenset({"lost", "rejoining", "failed", "drained", "done"})
 BY_STEP = frozenset(
     {"throughput", "memory", "clock", "own-loss", "data-wait", "memory-rise", "device-idle", "efficiency"}
 )
@@ -243,7 +242,7 @@ class Evaluator:
         nodes = {rank: view.node for rank, view in self._ranks.items()}
         self._node_profiles = {nodes[rank]: profile for rank, profile in self._profiles.items() if rank in nodes}
         for rank, view in self._ranks.items():
-            if view.state in OUT_STATES:
+            if view.is_out:
                 self._calibrated.forget(rank)
                 self._paces.forget(rank)
                 self._own_losses.forget(rank)
@@ -252,7 +251,7 @@ class Evaluator:
         self._judge([self._stalls.look(snapshot, now), *found], now)
         for id, alert in self._open.items():
             gone = self._ranks.get(alert.rank) if alert.rank is not None else None
-            if alert.rank is not None and (gone is None or (alert.kind in BY_STEP and gone.state in OUT_STATES)):
+            if alert.rank is not None and (gone is None or (alert.kind in BY_STEP and gone.is_out)):
                 self._held[id].hysteresis.judge(bad=False, good=True, now=now)
         return self.turned(now, at)
 

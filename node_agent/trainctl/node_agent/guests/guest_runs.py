@@ -16,6 +16,7 @@ from trainctl.node_agent.guests import guest_rows
 from trainctl.node_agent.records.agent_db import AgentDb, KnownRun
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
+from trainctl.protocol.analysis.straggler import StragglerWatch
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder
 from trainctl.protocol.messages import (
@@ -69,6 +70,7 @@ class GuestRun:
         self.recorder = RunDb(paths, resumable=False)
         state = self.recorder.last_state()
         self.last_step = state.step
+        self._stragglers = StragglerWatch()
         self.parts: dict[int, RankStep] = {part.rank: part for part in state.rank_steps}
         kept = self.recorder.meta(VIEW_KEY)
         try:
@@ -120,7 +122,10 @@ class GuestRun:
         self.recorder.commit(step, parts, step.committed_at)
         self.last_step = step
         self.parts |= {part.rank: part for part in parts}
-        self.view = guest_rows.after_step(self.view, made, loss)
+        for part in parts:
+            self._stragglers.add(part, step, [rank.rank for rank in self.view.ranks])
+        shown = msgspec.structs.replace(self.view, straggler=self._stragglers.named)
+        self.view = guest_rows.after_step(shown, made, loss)
         if loss is not None:
             self.recorder.evaluation(step.step, step.committed_at, loss, 0.0, 0.0)
         return step, parts
@@ -332,11 +337,12 @@ class GuestRuns:
         guest = self._get(request.run)
         for made in request.steps:
             if made.step > guest.step:
+                slow = guest.view.straggler
                 step, parts = guest.take(made)
                 self._publish(step)
                 for part in parts:
                     self._publish(part)
-                if guest.view.eval_step == step.step:
+                if guest.view.eval_step == step.step or guest.view.straggler is not slow:
                     self._show(guest, guest.view)
         return guest
 

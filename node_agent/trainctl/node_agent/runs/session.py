@@ -25,6 +25,7 @@ from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
 from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
+from trainctl.protocol.analysis.straggler import StragglerWatch
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.errors import RefusedError
@@ -97,6 +98,7 @@ class Session:
         conductor.proposals.curve.replay(newest)
         self._committed = deque(newest[-COMMITTED_STEPS:], maxlen=COMMITTED_STEPS)
         self._statistics = StepStatistics(newest[-STATISTICS_STEPS:])
+        self._stragglers = StragglerWatch()
         self._kept_durable: Durable | None = None
         self._turn, self.is_closed = asyncio.Lock(), False
         self._taker: asyncio.Task[None] | None = None  # whose turn it is
@@ -366,6 +368,7 @@ class Session:
         self._committed.append(step)
         self._publish(step)
         self._publish(first)
+        self._stragglers.add(first, step, self.conductor.shared.live)
 
     def _links_of(self, generation: messages.Generation) -> Links:
         """The calibrated links of a group."""
@@ -404,6 +407,7 @@ class Session:
         if known is None or part.step >= known.step:
             self.rank_steps[part.rank] = part
         self._publish(part)
+        self._stragglers.add(part, step, self.conductor.shared.live)
 
     def note(self, happened: conductor_events.Happened) -> None:
         """Keep and publish an event of this run."""
@@ -449,7 +453,9 @@ class Session:
         cost = self._costs.look(self.conductor.durable.settings, self.conductor.state, time.time())
         directory = str(self.paths.directory)
         view = views.run_view(self.conductor, self.started_at, directory, ranks, self._lead, cost)
-        return msgspec.structs.replace(view, simulated=self._is_simulated)
+        slow = self._stragglers.named
+        straggler = slow if slow is not None and view.state == "running" and slow.rank in view.reporting else None
+        return msgspec.structs.replace(view, simulated=self._is_simulated, straggler=straggler)
 
     def _publish_view(self) -> None:
         before, self._shown, self._looked_monotonic = self._shown, self.view, time.monotonic()

@@ -11,7 +11,7 @@ FindingSeverity = Literal["info", "warning", "error"]
 Mode = Literal["off", "alert", "advise", "on"]
 """Mode of what makes findings. Alerts have off and alert, policies off, advise and on; a diagnosis only shows."""
 Reaction = Literal["show", "alert", "advise", "act"]
-"""What happens about a finding: a person who asks sees it, or an alert is raised, or an event names the command that
+"""Reaction to a finding: a person who asks sees it, or an alert is raised, or an event names the command that
 would help, or that command is sent."""
 Checked = Literal["found", "follows", "clear", "unknown"]
 """found: it is a cause; follows: an earlier finding explains it; clear: ruled out; unknown: a reading is missing."""

@@ -78,6 +78,31 @@ class RankView(msgspec.Struct, frozen=True):
     machine: str = ""  # identifies the processors that it may use: equal for ranks that share them; empty: unknown
     cores: float = 0.0  # how many of them; 0: unknown
 
+    @property
+    def is_out(self) -> bool:
+        """Return whether it has no part in the next step."""
+        return self.state in ("lost", "rejoining", "failed", "drained", "done")
+
+    @property
+    def is_silent(self) -> bool:
+        """Return whether it reports no steps."""
+        return self.state in ("hung", "lost", "rejoining", "failed", "drained")
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether it stays out until it is admitted: one that is lost joins by itself once it is back."""
+        return self.state in ("drained", "failed")
+
+
+class Straggler(msgspec.Struct, frozen=True):
+    """The rank that the others wait for, and the phase that makes it so."""
+
+    rank: Count
+    node: str
+    phase: str  # data, forward or backward: the one that takes longest beside the others'
+    excess_seconds: float  # of that phase in a step, over the others' median
+    waited_seconds: float  # that the others' median waits in a step
+
 
 class PolicyView(msgspec.Struct, frozen=True):
     """A policy of the run, with its mode."""
@@ -133,6 +158,7 @@ class RunView(Message, tag="run-view", frozen=True):
     skipped: tuple[tuple[Count, Count], ...] = ()  # pairs (first position, number): not trained on, by a rollback
     simulated: bool = False  # whether nothing was trained: ranks, times and losses are simulated
     branch: BranchPoint | None = None  # checkpoint of another run that it started from; None: it started at step 0
+    straggler: Straggler | None = None  # by the ranks' last steps; None: the ranks don't wait for one
     boot: str = ""
     seq: Count = 0
 
@@ -155,6 +181,16 @@ class RunView(Message, tag="run-view", frozen=True):
             for view in self.ranks
         )
         return msgspec.structs.replace(self, ranks=ranks)
+
+    @property
+    def live_ranks(self) -> tuple[RankView, ...]:
+        """The ranks that take part, by number."""
+        return tuple(sorted((view for view in self.ranks if not view.is_out), key=lambda view: view.rank))
+
+    @property
+    def reporting(self) -> list[int]:
+        """The ranks that report their steps, or did to the run's end."""
+        return sorted(view.rank for view in self.ranks if not view.is_silent)
 
     def trained(self, cursor: int | None) -> int | None:
         """The number of positions before `cursor` that this run trained on: all since it started but those skipped;

@@ -21,7 +21,6 @@ from trainctl.protocol.messages import (
 )
 from trainctl.tui.cli import output
 from trainctl.tui.commands import command
-from trainctl.tui.state import rank_speed
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -97,10 +96,12 @@ def find_any(addresses: Sequence[str]) -> str:
 
 async def settled_snapshot(client: "Client", run: str | None) -> Snapshot:
     """Return a snapshot in which all ranks that report have reported one step, if one comes within a few looks."""
+    from trainctl.protocol.analysis.straggler import same_step
+
     for _ in range(LOOKS):
         snapshot = await client.ask(SnapshotRequest, 0, run)
         view = snapshot.run
-        if view is None or view.state != "running" or rank_speed.same_step(view.ranks, snapshot.rank_steps):
+        if view is None or view.state != "running" or same_step(view.ranks, snapshot.rank_steps):
             break
         await asyncio.sleep(AGAIN_SECONDS)
     return snapshot

@@ -4,6 +4,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from trainctl.protocol.analysis.straggler import same_step, waits
 from trainctl.protocol.batch.cost import CostFigures, figures, run_rates
 from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
@@ -27,7 +28,7 @@ from trainctl.protocol.messages import (
     WorkSummary,
 )
 from trainctl.tui.cli.output import one_line
-from trainctl.tui.state import rank_speed, run_events
+from trainctl.tui.state import run_events
 from trainctl.tui.text import formatting as fmt
 from trainctl.tui.text import run_lines
 from trainctl.tui.text.run_lines import (
@@ -142,7 +143,7 @@ def status_text(
         *_alert_lines(snapshot.alerts),
         "",
         ranks_table(run.ranks, snapshot.rank_steps, run.global_batch),
-        *_straggler_lines(run, snapshot.rank_steps),
+        *_straggler_lines(run),
     ]
     return "\n".join(lines)
 
@@ -258,7 +259,7 @@ def ranks_table(ranks: Sequence[RankView], parts: Sequence[RankStep], global_bat
     """Return a row for each rank: share, own rate, wait for slower ranks and for the plan, and how long it has been
     out."""
     newest = {part.rank: part for part in parts}
-    waited = rank_speed.waits(rank_speed.same_step(ranks, parts))
+    waited = waits(same_step(ranks, parts))
     rows = [_rank_row(rank, newest.get(rank.rank), waited.get(rank.rank), global_batch) for rank in ranks]
     header = ("RANK", "NODE", "STATE", "SHARE", "PART", "MICRO", "OWN T/S", "STEP", "WAIT", "MEM GB", "BACKEND", "WHY")
     return table(header, rows, right="RANK SHARE PART MICRO STEP WAIT")
@@ -369,7 +370,7 @@ def _rank_row(rank: RankView, part: RankStep | None, waited: float | None, globa
     micro = f"{rank.micro_batch}x{_passes(rank)}" if _passes(rank) else fmt.NA
     share = fmt.percent(rank.share / global_batch if global_batch and rank.share is not None else None)
     head = (str(rank.rank), rank.node, rank.state, fmt.count(rank.share), share, micro)
-    out = rank.state in rank_speed.SILENT_STATES
+    out = rank.is_silent
     why = f"since {time_of_day(rank.since_at)}{f': {rank.why}' if rank.why else ''}" if rank.why or out else ""
     if part is None or out:
         return (*head, fmt.NA, fmt.NA, fmt.NA, fmt.NA, backend or fmt.NA, why)
@@ -379,13 +380,13 @@ def _rank_row(rank: RankView, part: RankStep | None, waited: float | None, globa
     return (*head, own, step, wait, memory, backend or fmt.NA, why)
 
 
-def _straggler_lines(run: RunView, parts: Sequence[RankStep]) -> list[str]:
-    """Return who the others waited for in the last step, and why."""
-    slow = rank_speed.straggler_of_step(rank_speed.same_step(run.ranks, parts)) if run.state == "running" else None
+def _straggler_lines(run: RunView) -> list[str]:
+    """Return who the others wait for, and why."""
+    slow = run.straggler
     if slow is None:
         return []
     waited, excess = fmt.seconds(slow.waited_seconds), fmt.seconds(slow.excess_seconds)
-    return ["", f"straggler  {slow.node}: the others waited {waited} for it; +{excess} in {slow.phase} (last step)"]
+    return ["", f"straggler  {slow.node}: the others wait {waited} for it in each step; +{excess} in {slow.phase}"]
 
 
 def _last_step(run: RunView, last: StepCommitted | None) -> str:

@@ -9,7 +9,6 @@ from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config.objectives import SAMPLES
 from trainctl.tui.commands.forecast import few
 from trainctl.tui.commands.shares import Seat, fastest, former, seats_of, with_micros
-from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.styled_line import clean
 
@@ -58,7 +57,7 @@ class Split:
 def opened(state: ViewState, rank: int | None = None) -> Split:
     """Return the plan's own split, the node of `rank` chosen."""
     seats = seats_of(state)
-    ranks = [view.rank for view in live_ranks(state.run)]
+    ranks = [view.rank for view in (state.run.live_ranks if state.run else ())]
     shares = tuple(seat.share for seat in seats)
     unit = state.run.sample_unit if state.run is not None else SAMPLES
     return Split(seats, shares, ranks.index(rank) if rank in ranks else 0, former=former(state, seats), unit=unit)

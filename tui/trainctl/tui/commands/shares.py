@@ -17,7 +17,6 @@ from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import SharesChanged
 from trainctl.tui.state.rank_rows import paces
-from trainctl.tui.state.rank_speed import HELD_STATES, live_ranks
 from trainctl.tui.state.run_events import took_effect
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.formatting import gigabytes
@@ -56,8 +55,8 @@ class Seat:
 def seats_of(state: ViewState, back: str = "") -> tuple[Seat, ...]:
     """Return the run's live ranks that have a share, after them those of a node that comes `back`, and what their last
     steps measured."""
-    out = [view for view in (state.run.ranks if state.run else ()) if view.node == back and view.state in HELD_STATES]
-    views = (*live_ranks(state.run), *out)
+    out = [view for view in (state.run.ranks if state.run else ()) if view.node == back and view.is_held]
+    views = (*(state.run.live_ranks if state.run else ()), *out)
     known = paces(state, views)
     made = []
     for view in views:

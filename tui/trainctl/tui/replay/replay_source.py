@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import msgspec
 
 from trainctl.protocol.analysis.diagnosis.diagnose import of_record
+from trainctl.protocol.analysis.straggler import straggler_of
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.client.cluster import Item
 from trainctl.protocol.errors import InvalidInputError, RefusedError
@@ -325,6 +326,7 @@ class ReplaySource:
             boot=BOOT,
             seq=self._seq,
             cost=self._view.cost if over else _cost_at(self._view.cost, step),
+            straggler=None if over else straggler_of({rank: [part] for rank, part in parts.items()}),
             ranks=self._view.ranks
             if over
             else tuple(_rank_at(rank, parts.get(rank.rank), step.committed_at) for rank in self._view.ranks),

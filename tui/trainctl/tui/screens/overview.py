@@ -19,7 +19,7 @@ from trainctl.tui.screens import events_table, fleet_table, header
 from trainctl.tui.screens.base import too_small
 from trainctl.tui.screens.fleet_table import UNARRANGED, Arrangement
 from trainctl.tui.screens.table_screen import TableScreen
-from trainctl.tui.state import rank_rows, rank_speed, series, table_schemas
+from trainctl.tui.state import series, table_schemas
 from trainctl.tui.state.rank_rows import BAD_STATES, Row, rows
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text.formatting import seconds
@@ -43,7 +43,7 @@ class ChartCache:
         self._drawn: list[Line] = []
 
     def lines(self, state: ViewState, columns: int, room: int, selected: int | None = None) -> list[Line]:
-        shown = (state.values, state.events, state.run, state.slow, columns, room, selected)
+        shown = (state.values, state.events, state.run, columns, room, selected)
         if len(shown) != len(self._shown) or any(a is not b for a, b in zip(shown, self._shown, strict=True)):
             self._shown, self._drawn = shown, chart_lines(state, columns, room, selected)
         return self._drawn
@@ -109,7 +109,7 @@ def _events_rule(state: ViewState, clock: Clock, columns: int, selected: int | N
 def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str, str] | None:
     """Return the selected rank's state, since when and why, with its role, where it reports no steps."""
     view = next((view for view in (state.run.ranks if state.run else ()) if view.rank == selected), None)
-    if view is None or not view.why or view.state not in rank_speed.SILENT_STATES:
+    if view is None or not view.why or not view.is_silent:
         return None
     since = clock.time_of(view.since_at)
     role = "bad" if view.state in BAD_STATES else "warning"
@@ -117,7 +117,7 @@ def _why_out(state: ViewState, clock: Clock, selected: int | None) -> tuple[str,
 
 
 def _straggler(state: ViewState) -> tuple[str, str] | None:
-    slow = rank_rows.named_straggler(state)
+    slow = state.run.straggler if state.run else None
     if slow is None:
         return None
     node = shorten(clean(slow.node), 20)
@@ -171,7 +171,7 @@ def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, mo
     if len(views) > MOST_LINES:
         all_of_them = series.combined([state.window(metric, view.rank) for view in views])
         together = (Trace(all_of_them, "mean", "label", band="band"),)
-        slow = rank_rows.named_straggler(state)
+        slow = state.run.straggler if state.run else None
         lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
     return Plot(title, (*together, *tracks), *_range(state), marks=of_run(state), least_span=0.2, most_times=most_times)

@@ -3,46 +3,27 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from trainctl.protocol.analysis.straggler import waits
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel, Timing, models
 from trainctl.protocol.messages import GpuReading, HostReading, Metric, RankStep, RankView
-from trainctl.tui.state import rank_speed, series
-from trainctl.tui.state.rank_speed import FEW_STEPS, SILENT_STATES, Straggler, reporting, straggler_of, typical
+from trainctl.tui.state import series
 from trainctl.tui.state.view_state import Clock, Seen, ViewState
 from trainctl.tui.text.run_lines import RATE_STEPS
 
 _NEWEST_STEPS = 8
+FEW_STEPS = 4
+"""Steps from which on something is said about a plan."""
 
 
 def common_parts(state: ViewState) -> dict[int, RankStep]:
     """Return the newest step that all ranks which report have reported; empty where there is none."""
-    parts = {rank: state.parts.get(rank, ()) for rank in reporting(state.run)}
+    parts = {rank: state.parts.get(rank, ()) for rank in (state.run.reporting if state.run else ())}
     if not parts or not all(parts.values()):
         return {}
-    step = min(own[-1].step for own in parts.values())  # nearly always the one
-    newest = {rank: part for rank, own in parts.items() for part in own[-2:] if part.step == step}
-    if len(newest) == len(parts):
-        return newest
-    return {rank: steps[-1] for rank, steps in _common(state, 0).items()}
-
-
-def awaited(state: ViewState, step: int) -> bool:
-    """Return whether a rank that has reported before still has to report this step; quickly told, for it is asked at
-    each report, and reports come in the order of the ranks."""
-    for view in reversed(state.run.ranks if state.run else ()):
-        own = state.parts.get(view.rank)
-        if own and own[-1].step < step and view.state not in SILENT_STATES:
-            return True
-    return False
-
-
-def _common(state: ViewState, first_step: int) -> dict[int, list[RankStep]]:
-    by_rank = {
-        rank: {part.step: part for part in state.parts.get(rank, ()) if part.step >= first_step}
-        for rank in reporting(state.run)
-    }
-    known = set.intersection(*(set(parts) for parts in by_rank.values())) if by_rank else set()
-    return {rank: [parts[step] for step in sorted(known)] for rank, parts in by_rank.items()} if known else {}
+    by_step = {rank: {part.step: part for part in own} for rank, own in parts.items()}
+    step = max(set.intersection(*(set(own) for own in by_step.values())), default=None)
+    return {rank: own[step] for rank, own in by_step.items()} if step is not None else {}
 
 
 def paces(state: ViewState, views: Iterable[RankView]) -> dict[int, StepModel]:
@@ -58,25 +39,6 @@ def paces(state: ViewState, views: Iterable[RankView]) -> dict[int, StepModel]:
         for rank, steps in parts.items()
     }
     return models(timings, curves)
-
-
-def named_straggler(state: ViewState) -> Straggler | None:
-    """Return the one judged at the last common step, while the run goes on and it takes part."""
-    slow, run = state.slow, state.run
-    return slow if slow and run and run.state == "running" and slow.rank in reporting(run) else None
-
-
-def straggler(state: ViewState, was: Straggler | None = None) -> Straggler | None:
-    """Return the rank that waits least while the others wait for it, by the steps of the present plan that all
-    reported.
-
-    None if nobody does, or before `FEW_STEPS` of them. The node named by `was` stays so until it is clearly none.
-    """
-    common = _common(state, state.plan_step)
-    if len(common) < 2 or min(len(steps) for steps in common.values()) < FEW_STEPS:
-        return None
-    node_of = {rank: steps[-1].node for rank, steps in common.items()}
-    return straggler_of({rank: typical(steps) for rank, steps in common.items()}, node_of, was)
 
 
 BAD_STATES = ("hung", "lost", "failed")
@@ -118,7 +80,7 @@ class Row:
     @property
     def out(self) -> bool:
         """Return whether it isn't in the group now, so that its last figures say nothing."""
-        return self.view.state in SILENT_STATES
+        return self.view.is_silent
 
     @property
     def says_why(self) -> bool:
@@ -158,15 +120,15 @@ def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Ro
     run = state.run
     if run is None:
         return []
-    common, slow, now = common_parts(state), named_straggler(state), clock.monotonic()
-    due, silent = set(reporting(run)), state.silent_for(now) is not None
+    common, slow, now = common_parts(state), run.straggler, clock.monotonic()
+    due, silent = set(run.reporting), state.silent_for(now) is not None
     newest = {rank: common.get(rank, seen.value) for rank, seen in state.ranks.items() if rank in due}
     slowest = max((step.step_seconds for step in newest.values()), default=None)
-    waits = rank_speed.waits(common)
+    waited = waits(common)
     hot = {alert.rank for alert in state.open_alerts if alert.kind == "clock"}
     table = []
     for place, view in enumerate(sorted(run.ranks, key=lambda item: item.rank)):
-        seen, host, out = state.ranks.get(view.rank), state.hosts.get(view.node), view.state in SILENT_STATES
+        seen, host, out = state.ranks.get(view.rank), state.hosts.get(view.node), view.is_silent
         age = seen.age(now) if seen else None
         late = age is not None and age > max(_OLD_SECONDS, 3 * (slowest or 0.0))
         fresh = host is not None and (silent or host.age(now) <= _HOST_SECONDS)
@@ -181,7 +143,7 @@ def rows(state: ViewState, clock: Clock, selected: int | None = None) -> list[Ro
             host_old=host is not None and host.age(now) > _OLD_SECONDS,
             own_rate=None if out else own_rate(state, view.rank, seen),
             own_rates=state.lately("own_tokens_per_second", view.rank),
-            waited=waits.get(view.rank),
+            waited=waited.get(view.rank),
             global_batch=run.global_batch,
             slowest_seconds=slowest,
             slow_phase=slow.phase if slow and slow.rank == view.rank else "",
@@ -213,7 +175,7 @@ def own_rate(state: ViewState, rank: int, seen: Seen[RankStep] | None) -> float 
 
 def _taking_part(state: ViewState) -> list[RankView]:
     ranks = state.run.ranks if state.run else ()
-    return [view for view in ranks if view.state == "done" or view.state not in rank_speed.OUT_STATES]
+    return [view for view in ranks if view.state == "done" or not view.is_out]
 
 
 def sum_of_own_rates(state: ViewState) -> float | None:

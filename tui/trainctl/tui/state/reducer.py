@@ -30,7 +30,7 @@ from trainctl.protocol.messages import (
     Snapshot,
     StepCommitted,
 )
-from trainctl.tui.state import rank_rows, series, step_phases
+from trainctl.tui.state import series, step_phases
 from trainctl.tui.state.run_events import changed_step
 from trainctl.tui.state.view_state import AgentLine, Arrived, Incoming, Seen, SeriesKey, Trial, Tried, ViewState
 
@@ -189,7 +189,6 @@ def _open(state: ViewState, snapshot: Snapshot, now: float) -> ViewState:
         peers=snapshot.peers,
         tried=_tried_by(state, snapshot.run) if snapshot.run else _frozen({}),
         plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""),
-        slow=None,
         hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
         heartbeat=None,
         events=snapshot.events[-MAX_EVENTS:],
@@ -257,7 +256,6 @@ def _run_changed(state: ViewState, view: RunView) -> ViewState:
             parts=_frozen({}),
             laps=_frozen({}),
             plan_step=0,
-            slow=None,
             samples=(),
             tried=_frozen({}),
             windows=_frozen({}),
@@ -334,10 +332,6 @@ def _rank_step(state: ViewState, step: RankStep, now: float) -> ViewState:
     parts = _set(state.parts, {step.rank: (*known, step)[-RECENT_PARTS:]})
     laps = _set(state.laps, {step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
     state = _with(state, ranks=ranks, parts=parts, laps=laps)
-    if not rank_rows.awaited(state, step.step) and all(
-        part.step >= step.step for part in rank_rows.common_parts(state).values()
-    ):
-        state = _with(state, slow=rank_rows.straggler(state, state.slow))
     return _record(state, step.step, values)
 
 

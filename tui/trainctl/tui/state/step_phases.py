@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from trainctl.protocol.messages import PHASES, RANK_COLUMNS, History, Phases, RunView, Series, peak_or_held
-from trainctl.tui.state import rank_speed
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text import formatting
 
@@ -121,7 +120,7 @@ def _whole(steps: Mapping[int, Mapping[str, float]]) -> dict[int, StepPhases]:
 
 def laps(state: ViewState, past: RecordedPhases, rank: int) -> list[StepPhases]:
     """Return a rank's known last steps, oldest first."""
-    ranks = rank_speed.reporting(state.run) or sorted(state.laps)
+    ranks = (state.run.reporting if state.run else []) or sorted(state.laps)
     known = {other: _known(state, past, other) for other in {rank, *ranks}}
     return [_split(lap, [known[other].get(step) for other in ranks]) for step, lap in sorted(known[rank].items())]
 

@@ -26,7 +26,7 @@ from trainctl.protocol.messages import (
     StepCommitted,
     Viewer,
 )
-from trainctl.tui.state import rank_speed, series
+from trainctl.tui.state import series
 from trainctl.tui.text import formatting
 
 
@@ -112,7 +112,6 @@ class ViewState:
     laps: Mapping[int, tuple[RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
     tried: Tried = field(default_factory=lambda: MappingProxyType({}))  # speeds at micro-batches it has left
     plan_step: int = 0  # the first known step of the present plan and generation
-    slow: rank_speed.Straggler | None = None  # as judged at the last step that all ranks reported
     peers: tuple[PeerView, ...] = ()  # the other nodes, as the agent that conducts saw them at the snapshot
     agents: Mapping[str, AgentLine] = field(default_factory=lambda: MappingProxyType({}))  # the other nodes'
     viewers: tuple[Viewer, ...] = ()  # who else is attached to the agent that conducts

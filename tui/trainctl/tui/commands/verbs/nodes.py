@@ -11,7 +11,6 @@ from trainctl.tui.commands.verb_description import (
     no_node,
     node_field,
 )
-from trainctl.tui.state.rank_speed import HELD_STATES
 from trainctl.tui.state.run_events import node_of
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.styled_line import clean
@@ -32,7 +31,7 @@ def _node_of_command(event: Event, run: RunView) -> tuple[str, list[RankView]]:
 
 def _drain_undo(event: Event, run: RunView) -> Order:
     node, views = _node_of_command(event, run)
-    if not any(view.state in HELD_STATES for view in views):
+    if not any(view.is_held for view in views):
         raise NoInverse(f"{node} is {views[0].state}, not drained")
     return Order("admit", {}, node)
 
@@ -49,7 +48,7 @@ DRAIN = VerbDescription(
 
 def _admit_undo(event: Event, run: RunView) -> Order:
     node, views = _node_of_command(event, run)
-    if all(view.state in HELD_STATES for view in views):
+    if all(view.is_held for view in views):
         raise NoInverse(f"{node} is already out again")
     return Order("drain", {}, node)
 
@@ -59,7 +58,7 @@ ADMIT = VerbDescription(
     title="admit a node",
     changes="the node rejoins the group and is brought up to date",
     keeps="the curve, the global batch",
-    fields=lambda state, rank: (node_field([view for view in _ranks(state) if view.state in HELD_STATES], rank),),
+    fields=lambda state, rank: (node_field([view for view in _ranks(state) if view.is_held], rank),),
     no_nodes="no node is drained or failed",
     undo=_admit_undo,
     undo_remark=lambda order: "its new share follows from its last rate and may differ from the old one",

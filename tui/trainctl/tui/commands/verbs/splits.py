@@ -10,15 +10,18 @@ from trainctl.tui.commands.verb_description import (
     VerbKey,
     node_field,
 )
-from trainctl.tui.state.rank_speed import live_ranks
 from trainctl.tui.state.view_state import ViewState
+
+
+def _live(state: ViewState) -> tuple[RankView, ...]:
+    return state.run.live_ranks if state.run is not None else ()
 
 
 def _rebalance_undo(event: Event, run: RunView) -> Order:
     had = event.data.before if isinstance(event.data, SharesChanged) else {}
     before = {node: share for node, share in had.items() if share}
     now: dict[str, int] = {}
-    for view in live_ranks(run):
+    for view in run.live_ranks:
         now[view.node] = now.get(view.node, 0) + (view.share or 0)
     gone, come = before.keys() - now.keys(), now.keys() - before.keys()
     if not before:
@@ -39,7 +42,9 @@ REBALANCE = VerbDescription(
     title="split the global batch",
     changes="the samples each node takes (speed only)",
     keeps="loss, global batch, learning rate, micro-batches unless auto",
-    blocked=lambda state: "one rank takes the whole batch: nothing to split" if len(live_ranks(state.run)) < 2 else "",
+    blocked=lambda state: (
+        "one rank takes the whole batch: nothing to split" if len(state.run.live_ranks if state.run else ()) < 2 else ""
+    ),
     undo=_rebalance_undo,
     against_plan=True,
     dialog="split",
@@ -48,14 +53,14 @@ REBALANCE = VerbDescription(
 
 
 def _resize_batch_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
-    views = live_ranks(state.run)
+    views = _live(state)
     node = node_field(views, rank)
     micro = next((view.micro_batch for view in views if view.rank == rank), views[0].micro_batch if views else None)
     return node, FormField("micro", "micro-batch", str(micro or ""))
 
 
 def _resize_batch_views(order: Order, run: RunView) -> list[RankView]:
-    return [view for view in live_ranks(run) if order.node in (None, view.node)]
+    return [view for view in run.live_ranks if order.node in (None, view.node)]
 
 
 def _resize_batch_changes_nothing(order: Order, run: RunView) -> bool:
@@ -72,7 +77,7 @@ def _resize_batch_undo(event: Event, run: RunView) -> Order:
     before = dict(pairs)
     if any(size != before[node] for node, size in pairs):
         raise NoInverse("the node's ranks had different sizes, and one command can only set one size")
-    live = [view.node for view in live_ranks(run)]
+    live = [view.node for view in run.live_ranks]
     if len(before) == 1:
         node, size = next(iter(before.items()))
         known = node or (live[0] if len(set(live)) == 1 else None)
