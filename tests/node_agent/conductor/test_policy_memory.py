@@ -23,7 +23,7 @@ from trainctl.node_agent.planning import plans
 from trainctl.node_agent.planning.durable import PolicyState
 from trainctl.node_agent.simulate.models import DeviceModel, DeviceSpec
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.loss_trends import LEVEL_STEPS
+from trainctl.protocol.analysis.detectors import LEVEL_STEPS
 from trainctl.protocol.batch.memory_estimate import MemoryModel
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.config.cluster_file import SimulatedNode

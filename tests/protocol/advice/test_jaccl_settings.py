@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainctl.protocol.advice.jaccl_settings import JacclNode, jaccl_settings
+from trainctl.protocol.advice.group_links import JacclNode, jaccl_settings
 from trainctl.protocol.errors import InvalidInputError
 
 Cable = tuple[str, str, str, str]  # node, interface, node, interface

@@ -9,8 +9,14 @@ from tests.protocol.support import planted_curves as planted
 from tests.protocol.support.planted_curves import CURVES, FAULT_STEP, Curve
 from tests.tiers import scale
 
-from trainctl.protocol.analysis.loss_trends import Divergence, DivergenceDetector, Plateau, PlateauDetector
-from trainctl.protocol.analysis.spikes import Spike, SpikeDetector
+from trainctl.protocol.analysis.detectors import (
+    Divergence,
+    DivergenceDetector,
+    Plateau,
+    PlateauDetector,
+    Spike,
+    SpikeDetector,
+)
 
 SEEDS = range(scale("healthy curves"))
 

@@ -12,15 +12,16 @@ from tests.protocol.support import planted_curves as planted
 from tests.tiers import scale
 from tools.protocol_docs import examples
 
-from trainctl.protocol.analysis.rolling import MAD_SCALE, RollingStatistics
-from trainctl.protocol.analysis.slowdown import (
+from trainctl.protocol.analysis.detectors import robust_trend
+from trainctl.protocol.analysis.rolling import (
     LEARNED_STEPS,
+    MAD_SCALE,
     RECENT_STEPS,
     STATISTICS_STEPS,
+    RollingStatistics,
     SlowdownDetector,
     StepStatistics,
 )
-from trainctl.protocol.analysis.spikes import robust_trend
 
 EXAMPLE = examples.EXAMPLES["published by an agent"]["step-committed"]
 CURVE = planted.healthy(0, 2 * STATISTICS_STEPS)

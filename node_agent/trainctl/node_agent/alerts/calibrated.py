@@ -14,7 +14,7 @@ from functools import partial
 from statistics import median
 from typing import Final
 
-from trainctl.node_agent.alerts.findings import Observation, Said, seconds
+from trainctl.node_agent.alerts.conditions import Observation, Said, seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.against_profile import bandwidth, links_of, passes_seconds, sum_seconds
 from trainctl.protocol.calibration.profile import LinkRate, ProfileSummary

@@ -12,8 +12,7 @@ import msgspec
 
 from trainctl.node_agent.alerts import conditions
 from trainctl.node_agent.alerts.calibrated import CalibratedSpeedWatch, LinkWatch
-from trainctl.node_agent.alerts.conditions import RunSnapshot, StallWatch
-from trainctl.node_agent.alerts.findings import Observation
+from trainctl.node_agent.alerts.conditions import Observation, RunSnapshot, StallWatch
 from trainctl.node_agent.alerts.loss_curve import LossWatch, OwnLossWatch
 from trainctl.node_agent.alerts.rank_health import RankHealthWatch
 from trainctl.node_agent.alerts.slow_ranks import BLOCK_STEPS, PaceWatch

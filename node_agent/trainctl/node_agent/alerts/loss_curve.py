@@ -15,12 +15,11 @@ import math
 from functools import partial
 from statistics import median
 
-from trainctl.node_agent.alerts.findings import Observation, Said, number
+from trainctl.node_agent.alerts.conditions import Observation, Said, number
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.curve import CurveJudge
-from trainctl.protocol.analysis.loss_trends import Divergence
+from trainctl.protocol.analysis.detectors import Divergence, Spike
 from trainctl.protocol.analysis.rolling import WINDOW_STEPS, RollingStatistics
-from trainctl.protocol.analysis.spikes import Spike
 from trainctl.protocol.config.alert_rules import AlertsTable
 from trainctl.protocol.config.policies import CLIP_STEPS
 

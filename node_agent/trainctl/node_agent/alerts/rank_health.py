@@ -10,7 +10,7 @@ from functools import partial
 from statistics import median
 from typing import Final, NamedTuple
 
-from trainctl.node_agent.alerts.findings import Observation, Said, gigabytes, seconds
+from trainctl.node_agent.alerts.conditions import Observation, Said, gigabytes, seconds
 from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.rolling import RollingStatistics
 from trainctl.protocol.config.alert_rules import MIN_DATA_SECONDS, AlertsTable

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median, median_low
 
-from trainctl.node_agent.alerts.findings import Observation, Said, arrow, gigahertz, limited_by, seconds
+from trainctl.node_agent.alerts.conditions import Observation, Said, arrow, gigahertz, limited_by, seconds
 from trainctl.protocol import messages as m
-from trainctl.protocol.analysis.rolling import RollingStatistics
-from trainctl.protocol.analysis.slowdown import SlowdownDetector
+from trainctl.protocol.analysis.rolling import RollingStatistics, SlowdownDetector
 from trainctl.protocol.config.alert_rules import LOADED_PERCENT, AlertsTable
 
 BLOCK_STEPS = 20

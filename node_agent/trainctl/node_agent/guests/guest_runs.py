@@ -15,7 +15,7 @@ from trainctl.node_agent.conductor.events import Happened
 from trainctl.node_agent.guests import guest_rows
 from trainctl.node_agent.records.agent_db import AgentDb, KnownRun
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
+from trainctl.protocol.analysis.rolling import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.analysis.straggler import StragglerWatch
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder

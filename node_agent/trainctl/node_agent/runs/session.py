@@ -24,7 +24,7 @@ from trainctl.node_agent.trainers.rank_ports import RankPort
 from trainctl.node_agent.transport.publisher import Publisher
 from trainctl.protocol import messages
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import LiveFacts
-from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
+from trainctl.protocol.analysis.rolling import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.analysis.straggler import StragglerWatch
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.cluster_file import Prices

@@ -14,7 +14,7 @@ from trainctl.node_agent.simulate.bulk_record import BulkRecord
 from trainctl.node_agent.simulate.models import WORD_SECONDS, EventQueue
 from trainctl.node_agent.simulate.simulated_rank import SimulatedRank
 from trainctl.protocol import messages
-from trainctl.protocol.analysis.slowdown import STATISTICS_STEPS, StepStatistics
+from trainctl.protocol.analysis.rolling import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.messages import events as run_events
 from trainctl.protocol.record.paths import RunPaths

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from trainctl.protocol.analysis.loss_trends import Divergence, DivergenceDetector
+from trainctl.protocol.analysis.detectors import Divergence, DivergenceDetector, Spike, SpikeDetector
 from trainctl.protocol.analysis.rolling import RollingStatistics
-from trainctl.protocol.analysis.spikes import Spike, SpikeDetector
 from trainctl.protocol.config.alert_rules import AlertsTable
 from trainctl.protocol.config.policies import CLIP_STEPS, PolicyTables
 from trainctl.protocol.config.run_tables import RunFile

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Interface
 
-from trainctl.protocol.advice.jaccl_settings import JacclNode, cables_of, jaccl_settings
+from trainctl.protocol.advice.group_links import JacclNode, cables_of, jaccl_settings
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError

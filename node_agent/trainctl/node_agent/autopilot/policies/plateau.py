@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from trainctl.node_agent.autopilot.policy import Assessment, HeldOutLoss, Memory, Policy, Proposal, RunFacts
 from trainctl.node_agent.planning.plans import rate
 from trainctl.node_agent.planning.share_edits import Edit
-from trainctl.protocol.analysis.loss_trends import Plateau as PlateauState
-from trainctl.protocol.analysis.loss_trends import PlateauDetector
+from trainctl.protocol.analysis.detectors import Plateau as PlateauState
+from trainctl.protocol.analysis.detectors import PlateauDetector
 from trainctl.protocol.config.policies import PlateauTable
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import PolicyFigure, verbs

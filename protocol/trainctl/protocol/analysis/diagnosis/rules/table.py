@@ -3,7 +3,7 @@
 from typing import Final
 
 from trainctl.protocol.analysis.diagnosis.rule import Found, Rule, Rung
-from trainctl.protocol.analysis.diagnosis.rules import machine, ranks, settings, slow_rank, stopped, training
+from trainctl.protocol.analysis.diagnosis.rules import machine, ranks, settings, stopped, training
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.batch.device_table import types_of_device
 from trainctl.protocol.config.objectives import objective_of
@@ -261,7 +261,7 @@ RULES: Final = (
         "A rank is slow",
         "for 10 s or 300 steps another split of the batch is 5 % faster, or the rank's "
         "own slowdown explains half of the others' wait",
-        slow_rank.slow_rank,
+        ranks.slow_rank,
         ("below-calibration", "low-use"),
         (
             Rung(
