@@ -112,15 +112,6 @@ def test_a_fault_that_is_rolled_back_is_over() -> None:
         assert detector.add(step, loss) is None
 
 
-def test_a_restart_continues_from_the_record_and_the_best_level() -> None:
-    curve = planted.diverged(0)
-    whole = DivergenceDetector()
-    *_, (_, expected) = divergences(curve, whole)
-    again = DivergenceDetector(best=whole.best)
-    found = [again.add(step, loss) for step, (loss, _) in [*enumerate(curve, 1)][-300:]]
-    assert (found[-1].best, found[-1].trend) == (expected.best, expected.trend)
-
-
 def test_an_evaluation_of_the_same_step_is_counted_once_and_one_that_is_not_finite_is_no_improvement() -> None:
     detector = PlateauDetector(patience=2)
     assert detector.add(10, math.nan) is None

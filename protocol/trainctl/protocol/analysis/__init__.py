@@ -3,5 +3,5 @@ shared by agent, policies and screens.
 
 `CurveJudge` takes the committed steps in order and holds what they show: alerts, policies and diagnosis read it. It has
 a `SpikeDetector` and a `DivergenceDetector`. `PlateauDetector` takes the evaluations, `SlowdownDetector` a rank's
-durations. Each can be rebuilt with `replay`. `RollingStatistics` describes a window of steps.
+durations. `RollingStatistics` describes a window of steps, `StragglerWatch` names the rank that the others wait for.
 """

@@ -19,7 +19,6 @@ from trainctl.protocol.config.policies import (
     SPIKE_STEPS,
     TREND_STEPS,
 )
-from trainctl.protocol.messages import StepCommitted
 
 LEAST_STEPS: Final = 30
 """Steps needed before a trend is known."""
@@ -97,11 +96,6 @@ class SpikeDetector:
         """Return how far a step's loss and gradient norm are above their trends, in units of the scatter that counts;
         None before a trend is known."""
         return self._loss.scatters_above(loss), self._norm.scatters_above(grad_norm)
-
-    def replay(self, steps: Iterable[StepCommitted]) -> None:
-        """Take steps of the record, oldest first: the newest 2 WINDOW_STEPS restore what a restart lost."""
-        for step in steps:
-            self.add(step.step, step.loss, step.grad_norm)
 
     def add(self, step: int, loss: float | None, grad_norm: float | None) -> Spike | None:
         """Take a committed step. One that was made again takes the place of itself and of all steps after it."""
@@ -235,13 +229,16 @@ class DivergenceDetector:
     """
 
     def __init__(
-        self, mads: float = DIVERGED_MADS, window: int = TREND_STEPS, past: int = PAST_STEPS,
-        percent: float = DIVERGED_PERCENT, best: Best | None = None,
-    ) -> None:  # fmt: skip
-        """`best`: the lowest level before, of a run that continues."""
+        self,
+        mads: float = DIVERGED_MADS,
+        window: int = TREND_STEPS,
+        past: int = PAST_STEPS,
+        percent: float = DIVERGED_PERCENT,
+    ) -> None:
         self._mads, self._part, self._past = mads, percent / 100, past
         self._window, self._recent = RollingStatistics(window), RollingStatistics(LEVEL_STEPS)
-        self._best, self._steps = best, 0
+        self._best: Best | None = None
+        self._steps = 0
         self._divergence: Divergence | None = None
 
     @property
@@ -275,12 +272,6 @@ class DivergenceDetector:
         if trend is None or best is None or not self._window.is_full or not best.scatter:
             return None
         return trend * len(self._window) / best.scatter
-
-    def replay(self, steps: Iterable[StepCommitted]) -> None:
-        """Take steps of the record, oldest first: the newest TREND_STEPS + LEVEL_STEPS, with `best` from before,
-        restore what a restart lost."""
-        for step in steps:
-            self.add(step.step, step.loss)
 
     def add(self, step: int, loss: float | None) -> Divergence | None:
         """Take a committed step. One that was made again takes the place of itself and of all steps after it."""
