@@ -1,7 +1,8 @@
-"""The split of the global batch: it sums to the batch, predictions hold, and the agent chooses the same."""
+"""The split of the global batch: it sums to the batch, and shows and sends what the lead chooses."""
 
 import dataclasses
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,10 +16,9 @@ from tests.tui.support.recorded import BOOT, CLOCK, NOW, hung, rank_step, run_vi
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.views import dry_run
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.calibration.profile import Pass, ProfileSummary
 from trainctl.protocol.messages.events import SharesChanged
-from trainctl.tui.commands import arguments, share_editor, shares
+from trainctl.tui.commands import arguments
 from trainctl.tui.commands import forms as c
 from trainctl.tui.commands import share_editor as sp
 from trainctl.tui.commands.forms import preview
@@ -40,11 +40,8 @@ ALONE = state_of(run_view(1))
 OPENED = sp.opened(MIXED)
 
 
-def seats(*rates: tuple[int, float | None]) -> tuple[shares.Seat, ...]:
-    return tuple(
-        shares.Seat(f"n{index}", share, 8, None if rate is None else StepModel.linear(rate, 0.1))
-        for index, (share, rate) in enumerate(rates)
-    )
+def seats(*rates: tuple[int, float | None]) -> tuple[sp.Seat, ...]:
+    return tuple(sp.Seat(f"n{index}", share, 8, index, rate) for index, (share, rate) in enumerate(rates))
 
 
 rate = st.none() | st.floats(0.01, 1e4)
@@ -67,7 +64,7 @@ def press(split: sp.Split, key: str) -> sp.Split:
 
 @given(tables, st.lists(keys, max_size=40))
 def test_whatever_is_pressed_the_shares_sum_to_the_batch_and_none_is_empty(
-    table: tuple[shares.Seat, ...], pressed: list[str]
+    table: tuple[sp.Seat, ...], pressed: list[str]
 ) -> None:
     split = sp.Split(table, tuple(seat.share for seat in table))
     for key in pressed:
@@ -75,30 +72,43 @@ def test_whatever_is_pressed_the_shares_sum_to_the_batch_and_none_is_empty(
         assert sum(split.shares) == split.total
         assert min(split.shares) >= 1
         assert 0 <= split.chosen < len(table)
-    assert split.args == {"shares": {seat.node: share for seat, share in zip(table, split.shares, strict=True)}}
+    shares = {seat.node: share for seat, share in zip(table, split.shares, strict=True)}
+    assert split.args == ({"auto": True} if split.is_auto else {"shares": shares})
 
 
-def test_a_step_is_predicted_as_what_was_measured_and_the_group_takes_its_slowest() -> None:
-    now = shares.group_seconds(OPENED.seats, OPENED.shares)
-    assert now == pytest.approx(0.4, rel=0.01)
+def test_a_seat_has_what_the_last_step_of_its_rank_measured() -> None:
     torch_a, _, mlx = OPENED.seats
-    assert torch_a.model is not None
-    assert torch_a.samples_per_second == pytest.approx(5200 / 127, rel=0.01)
+    assert torch_a.rate == pytest.approx(5200 / 127, rel=0.01)
     step = rank_step(run_view(3), 118, 2)
-    assert mlx.model.floor_seconds == pytest.approx(
-        step.phases.sync + step.phases.optimizer + step.phases.wait, rel=0.2
+    assert mlx.seconds == pytest.approx(step.step_seconds), "it waits for nobody"
+    assert torch_a.seconds == pytest.approx(0.4 - 0.075, abs=0.001)
+    assert (mlx.memory_bytes, mlx.memory_cap_bytes) == (step.peak_or_held_bytes, None)
+
+
+def said(*ranks: tuple[int, int, int, int], **fields: Any) -> m.DryRun:
+    """A lead's answer; by rank: shares and micro-batches before and after."""
+    forecasts = tuple(
+        m.RankForecast(rank=rank, node=f"n{rank}", share_before=8, share=share, micro_before=before, micro=after)
+        for rank, share, before, after in ranks
     )
-    assert mlx.seconds(4) == pytest.approx(4 * 127 / 690 + mlx.model.floor_seconds, rel=0.01)
-    assert shares.group_seconds(OPENED.seats, (1, 1, 22)) == mlx.seconds(22)
+    return m.DryRun("r", "run", "rebalance", ranks=forecasts, **fields)
 
 
-def test_auto_follows_the_own_rates_and_says_when_there_are_none() -> None:
-    made = sp.auto(OPENED)
-    assert made.shares == (12, 11, 1)
-    assert (shares.group_seconds(made.seats, made.shares) or 1) < (shares.group_seconds(made.seats, OPENED.shares) or 0)
-    unknown = sp.auto(sp.Split(seats((4, 1.0), (4, None)), (4, 4)))
-    assert unknown.shares == (4, 4)
-    assert "aren't measured" in unknown.problem
+def test_the_lead_chooses_the_split_and_what_it_says_counts_only_for_the_shares_that_it_is_about() -> None:
+    split = sp.Split(seats((8, 1.0), (8, 3.0), (8, None)), (8, 8, 8))
+    asked = sp.auto(split)
+    assert asked.changed and asked.args == {"auto": True}
+    chosen = sp.foresee(asked, said((0, 4, 8, 4), (1, 12, 8, 8)))
+    assert chosen.shares == (4, 12, 8) and chosen.args == {"shares": {"n0": 4, "n1": 12, "n2": 8}}
+    assert chosen.rank_of(chosen.seats[1]) is not None and chosen.rank_of(chosen.seats[2]) is None
+    assert sp.move(chosen, 1).foreseen is None and chosen.micros_changed == ""
+    larger = sp.foresee(asked, said((0, 4, 8, 4), (1, 12, 8, 12)))
+    assert larger.args == {"auto": True} and larger.micros_changed == "micro-batch n1 8 → 12"
+    assert sp.move(larger, 1).args == {"shares": {"n0": 5, "n1": 11, "n2": 8}}
+    refused = sp.foresee(asked, said(refused="own rates aren't measured yet"))
+    assert refused.problem == "own rates aren't measured yet" and refused.shares == (8, 8, 8) and not refused.changed
+    assert "doesn't answer" in sp.foresee(asked, None).problem
+    assert sp.foresee(split, said(refused="no")).foreseen is None
 
 
 def test_a_sample_comes_from_whoever_is_slowest_and_goes_to_whoever_is_fastest() -> None:
@@ -139,7 +149,7 @@ def test_undo_gives_the_plans_shares_and_then_the_former_ones() -> None:
     assert "no earlier split" in sp.undo(OPENED).problem
     even = {"torch-a": 8, "torch-b": 8}
     others = even, {**even, "mlx-c": 9}, {"torch-a": 12, "torch-b": 12, "mini": 0}, {}
-    assert [shares.former_of(other, split.seats) for other in others] == [()] * 4
+    assert [sp.former_of(other, split.seats) for other in others] == [()] * 4
 
 
 @pytest.mark.parametrize(
@@ -242,22 +252,16 @@ def test_dialog_and_dry_run_show_what_the_agent_then_does(seed: int) -> None:
     simulation.command("pause")
     simulation.run()
     state, before = simulation.seen(), simulation.conductor.durable.settings
-    found = shares.fastest(shares.seats_of(state))
-    split = share_editor.auto(share_editor.opened(state))
     request = m.DryRunRequest(rid="r", verb="rebalance", args={"auto": True})
     said = dry_run(simulation.conductor, request, simulation.now)
-    assert (said.refused == "" and said.ranks) or before.shares == found.shares
-    id = simulation.command("rebalance", auto=True)
+    split = sp.foresee(sp.auto(sp.opened(state)), said)
+    assert not said.refused
+    id = simulation.command("rebalance", **split.args)
     simulation.run()
     assert simulation.ends[id].state == "applied"
     after = simulation.conductor.durable.settings
-    assert split.shares == found.shares == tuple(after.shares.values())
-    in_force = tuple(min(pair) for pair in zip(found.micros, found.shares, strict=True))
-    assert in_force == tuple(after.micros.values())
-    changed = in_force != tuple(
-        min(seat.micro_batch, share) for seat, share in zip(split.seats, found.shares, strict=True)
-    )
-    assert split.args == ({"auto": True} if changed else {"shares": dict(zip(nodes, found.shares, strict=True))})
-    by_lead = {one.rank: (one.share, one.micro) for one in said.ranks}
-    for rank, share in enumerate(found.shares):
-        assert by_lead.get(rank, (share, after.micros[rank])) == (share, after.micros[rank])
+    assert split.shares == tuple(after.shares.values())
+    micros = {one.rank: one.micro for one in said.ranks}
+    unchosen = {rank: min(of.micro_batch, after.shares[rank]) for rank, of in before.ranks.items()}
+    assert after.micros == unchosen | micros
+    assert ("auto" in split.args) == (after.micros != unchosen)

@@ -1,24 +1,21 @@
-"""Predictions and dry runs: what a verb would change by what was measured, and which step it waits for."""
+"""Dry runs: what a verb would change, why it would be refused, and which step it waits for."""
 
 import asyncio
 import contextlib
 
 import msgspec
 import pytest
-from tests.memory_values import memory
-from tests.tui.support.recorded import CLOCK, CONNECTED, rank_step, run_view, snapshot
+from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, snapshot
 from tests.tui.support.scripted import scripted
 from tests.waiting import HANG_SECONDS
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.messages import DryRun, RankForecast, verbs
-from trainctl.tui.commands import arguments, command, shares
+from trainctl.tui.commands import arguments, command
 from trainctl.tui.commands.forecast import forecast
 from trainctl.tui.commands.forms import preview
-from trainctl.tui.commands.shares import Seat, seats_of
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 
@@ -36,69 +33,6 @@ EXAMPLES = {
     "stop": "stop", "note": "note text=x", "acknowledge": "acknowledge id=memory:forge",
     "mute": "mute kind=memory minutes=30", "autopilot": "autopilot name=first-shares mode=off",
 }  # fmt: skip
-
-
-def seat(peak: float | None, held: float | None, cap: float | None = 24 * GB, micro: int = 8) -> Seat:
-    sizes = [None if size is None else int(size) for size in (held, cap, peak)]
-    return Seat(
-        "forge", 16, micro, StepModel.linear(10.0, 0.1), *sizes, peaks={} if peak is None else {micro: int(peak)}
-    )
-
-
-def step_at(micro: int, busy_seconds: float, step: int) -> m.RankStep:
-    """A step of forge, with 39 samples in passes of `micro`."""
-    phases = m.Phases(data=0.0, forward=busy_seconds / 3, backward=busy_seconds * 2 / 3, sync=0.05)
-    return msgspec.structs.replace(rank_step(VIEW, step, 2, seq=step), phases=phases, micro_batch=micro, samples=39)
-
-
-def test_speeds_at_micro_batches_that_were_left_are_kept_with_the_run() -> None:
-    state = FLEET
-    for step in range(18_241, 18_245):
-        state = reducer.apply(state, step_at(13, 2.6, step), CLOCK.at_monotonic)
-    for step in range(18_245, 18_249):
-        state = reducer.apply(state, step_at(6, 3.9, step), CLOCK.at_monotonic)
-    assert state.tried[2, 13].rate == pytest.approx(15.0)
-    ranks = [msgspec.structs.replace(view, micro_batch=6) if view.rank == 2 else view for view in VIEW.ranks]
-    state = reducer.apply(state, msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_000), CLOCK.at_monotonic)
-    forge = next(seat for seat in seats_of(state) if seat.node == "forge")
-    assert str(shares.memory_at(forge, 39, 13)) == "20 of 24 GB"
-    smaller = msgspec.structs.replace(step_at(6, 3.9, 18_249), values=memory(GB, GB * 3 // 2, 24 * GB))
-    state = reducer.apply(state, msgspec.structs.replace(smaller, seq=20_002), CLOCK.at_monotonic)
-    forge = next(seat for seat in seats_of(state) if seat.node == "forge")
-    assert str(shares.memory_at(forge, 39, 13)) == "20 of 24 GB", "a peak that falls is not another process"
-    ranks = [msgspec.structs.replace(view, pid=77) if view.rank == 2 else view for view in ranks]
-    replaced = msgspec.structs.replace(VIEW, ranks=tuple(ranks), seq=20_003)
-    assert not reducer.apply(state, replaced, CLOCK.at_monotonic).tried
-    other = reducer.apply(state, run_view(1, run="another", seq=20_004), CLOCK.at_monotonic)
-    assert not other.tried
-
-
-def test_a_curve_predicts_micro_batches_that_were_never_in_use() -> None:
-    """A pass of forge costs 30 ms a sample, and 100 ms whatever its size; its steps are as its curve says."""
-    curve = tuple((micro, 0.1 + 0.03 * micro) for micro in (1, 4, 16))
-    ranks = [msgspec.structs.replace(view, passes=curve) if view.rank == 2 else view for view in VIEW.ranks]
-    known = msgspec.structs.replace(VIEW, ranks=tuple(ranks))
-    state = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(known), CLOCK.at_monotonic)
-    for step in range(18_241, 18_249):
-        state = reducer.apply(state, step_at(13, 3 * (0.1 + 0.03 * 13), step), CLOCK.at_monotonic)
-    later = msgspec.structs.replace(VIEW, state="paused", seq=20_000)
-    state = reducer.apply(state, later, CLOCK.at_monotonic)
-    assert [view.passes for view in state.run.ranks if view.rank == 2] == [curve], "a live view leaves it out"
-    seat = next(seat for seat in seats_of(state) if seat.node == "forge")
-    assert seat.model is not None and not seat.model.is_linear
-    floor = seat.model.floor_seconds
-    assert seat.seconds(20) == pytest.approx(0.49 + 0.31 + floor)
-
-
-def test_memory_grows_by_the_samples_of_a_pass_and_is_bounded_where_that_is_not_known() -> None:
-    known = shares.memory_at(seat(20 * GB, 12 * GB), 16, 16)
-    assert (str(known), known.over) == ("28 of 24 GB", True)
-    assert str(shares.memory_at(seat(20 * GB, 12 * GB), 16, 4)) == "at most 20 of 24 GB"
-    assert str(shares.memory_at(seat(20 * GB, 12 * GB), 16, 8)) == "20 of 24 GB"
-    assert str(shares.memory_at(seat(6 * GB, 6 * GB), 16, 16)) == "at most 12 of 24 GB"
-    assert str(shares.memory_at(seat(6 * GB, 6 * GB, None), 16, 16)) == "at most 12 GB"
-    assert shares.memory_at(seat(None, None), 16, 16) is None
-    assert shares.memory_at(seat(20 * GB, 12 * GB), 4, 8) == shares.Memory(20 * GB, 24 * GB, at_most=True)
 
 
 @pytest.mark.parametrize(

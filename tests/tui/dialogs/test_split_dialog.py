@@ -34,11 +34,13 @@ async def test_the_split_is_moved_typed_and_sent() -> None:
         await pilot.press("enter")
         assert source.commands == []
         await pilot.press("backspace", "backspace", "a")
-        assert dialog.split.shares == (12, 11, 1)
+        await until(pilot, lambda: dialog.split.shares == (12, 11, 1))
         assert "step 0.40 s → 0.32 s" in dialog_text(app)
         await pilot.press("u")
         assert dialog.split.shares == (12, 10, 2)
-        await pilot.press("a", "enter")
+        await pilot.press("a")
+        await until(pilot, lambda: dialog.split.shares == (12, 11, 1))
+        await pilot.press("enter")
         await until(pilot, lambda: "applied @ step 120" in hint(app))
         assert "rebalance applied" in hint(app) and "torch-a=12 torch-b=11 mlx-c=1" in hint(app)
 

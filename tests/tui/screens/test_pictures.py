@@ -26,6 +26,7 @@ from tests.tui.support.recorded import (
     shrunk,
     snapshot,
     source_of,
+    splits,
     under_way,
     writing,
 )
@@ -243,7 +244,9 @@ async def test_split_dialog(pictures: Pictures, keys: tuple[str, ...]) -> None:
 
 
 async def test_split_dialog_in_ascii(pictures: Pictures) -> None:
-    await pictures.compare(app_of(source_of(4), in_ascii=True), 80, "s", "9", "9")
+    source = source_of(4)
+    source.dry_runs = splits(run_view(4))
+    await pictures.compare(app_of(source, in_ascii=True), 80, "s", "9", "9")
 
 
 async def test_command_line(pictures: Pictures) -> None:

@@ -605,7 +605,9 @@ def source_of(nodes: int = 1, **view: Any) -> Recorded:
         view = {"step": 18_240, "steps": 60_000, **view}
     made = run_view(nodes, **view)
     extra = live_hosts(made) if nodes > 1 else []
-    return Recorded([CONNECTED, snapshot(made), *extra])
+    source = Recorded([CONNECTED, snapshot(made), *extra])
+    source.dry_runs = splits(made) if nodes == 3 else None
+    return source
 
 
 def app_of(source: Recorded, clock: FrozenClock = CLOCK, **options: Any) -> TrainctlApp:
@@ -650,6 +652,38 @@ def predicted(asked: m.DryRunRequest) -> m.DryRun:
         step_seconds_before=before,
         step_seconds=after,
     )
+
+
+def splits(view: m.RunView) -> Callable[[m.DryRunRequest], m.DryRun]:
+    """The answers to `rebalance` of a run's lead, by what each rank does alone, and the memory that it has."""
+    fleet = FLEETS[len(view.ranks)]
+    live = {item.node: (item.rank, item.share, item.micro_batch) for item in view.live_ranks}
+    of_sample = 512.0 if len(fleet) == 4 else 127.0
+    each = {name: of_sample / own for name, _, _, _, _, own, _, _ in fleet if own}
+    memory = {name: (used, cap) for name, _, _, _, _, _, used, cap in fleet}
+    floor = SECONDS[len(view.ranks)] - max(share * each[node] for node, (_, share, _) in live.items())
+
+    def seconds(shares: dict[str, int]) -> float:
+        return floor + max(share * each[node] for node, share in shares.items())
+
+    def answer(asked: m.DryRunRequest) -> m.DryRun:
+        now = {node: share for node, (_, share, _) in live.items()}
+        shares = asked.args.get("shares", {"torch-a": 12, "torch-b": 11, "mlx-c": 1})
+        ranks = tuple(
+            msgspec.structs.replace(
+                _forecast(rank, node, (share, shares[node]), (min(micro, share), min(micro, shares[node]))),
+                seconds=shares[node] * each[node] + floor,
+                memory_bytes=memory[node][0],
+                memory_cap_bytes=memory[node][1],
+                memory_is_bound=shares[node] < micro,
+            )
+            for node, (rank, share, micro) in live.items()
+            if shares[node] != share
+        )
+        before, after = seconds(now), seconds(shares)
+        return m.DryRun("r", asked.run or "", asked.verb, ranks=ranks, step_seconds_before=before, step_seconds=after)
+
+    return answer
 
 
 def resized(asked: m.DryRunRequest) -> m.DryRun:

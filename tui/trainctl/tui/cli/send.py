@@ -316,7 +316,7 @@ async def _profiled(client: "Client", asked: CommandReply, nodes: list[str], sec
         found = await client.ask(StepProfilesRequest, run)
         new = tuple(event for event in found.profiles if event.command == asked.id)
         if wanted is None:  # a rank that joins later has no part in it
-            wanted = [rank.node for rank in view.live_ranks if not nodes or rank.node in nodes]
+            wanted = [rank.node for rank in (view.live_ranks if view else ()) if not nodes or rank.node in nodes]
         ended = view is None or view.state not in ACTIVE_RUN_STATES
         if len(new) >= max(len(wanted), 1) or (ended and new):
             return msgspec.structs.replace(found, profiles=new)

@@ -1,6 +1,7 @@
 """The full-screen program as its screens, dialogs and commands may ask of it, so that none of them imports it; and how
 a command is sent from there and followed to its end."""
 
+import asyncio
 import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -14,7 +15,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from trainctl.protocol.errors import TrainctlError, UnreachableError
-from trainctl.protocol.messages import AlertView, DryRunRequest, verbs
+from trainctl.protocol.messages import AlertView, DryRun, DryRunRequest, verbs
 from trainctl.tui.commands import forms, verb_registry
 from trainctl.tui.commands.command import Order, replies
 from trainctl.tui.commands.forecast import forecast
@@ -101,6 +102,8 @@ def context_of(node: DOMNode) -> AppContext:
 
 
 MUTE_MINUTES = 60.0
+REST_SECONDS = 0.05
+"""Seconds after a key before the lead is asked: keys that come in bursts ask once."""
 
 
 class _Unwatched:
@@ -142,21 +145,29 @@ def send(app: AppContext, order: Order, follower: ProgressView) -> None:
 def foresee(app: AppContext, order: Order, show: Callable[[Piece], None]) -> None:
     """Have the run's lead say what a command would do, or why it would refuse it; `show` is given that. Nothing is
     shown if no lead answers, or the command isn't about the plan of a run."""
+
+    def say(found: DryRun | None) -> None:
+        if found is not None and (found.refused or verbs.VERBS[order.verb].scope == "edit"):
+            show(Piece(forecast(found), "bad" if found.refused else "strong"))
+
+    ask_lead(app, order, say)
+
+
+def ask_lead(app: AppContext, order: Order, take: Callable[[DryRun | None], None]) -> None:
+    """Have the run's lead say what a command about its plan would do; `take` is given that, None if no lead answers."""
     run = app.shown.run
     is_about_plan = verbs.VERBS[order.verb].scope != "agent"
     if run is not None and run.kind == "hosted" and app.shown.active and is_about_plan:
-        asked = partial(_foresee, app, dataclasses.replace(order, run=run.run), show)
+        asked = partial(_ask_lead, app, dataclasses.replace(order, run=run.run), take)
         app.run_worker(asked, group="forecast", exclusive=True)
 
 
-async def _foresee(app: AppContext, order: Order, show: Callable[[Piece], None]) -> None:
-    asked = (order.verb, order.run, dict(order.args), order.node, order.if_plan)
+async def _ask_lead(app: AppContext, order: Order, take: Callable[[DryRun | None], None]) -> None:
+    await asyncio.sleep(REST_SECONDS)
+    asked, found = (order.verb, order.run, dict(order.args), order.node, order.if_plan), None
     with contextlib.suppress(TrainctlError):
-        if app.client is None:
-            return
-        found = await app.client.lead.ask(DryRunRequest, *asked)
-        if found.refused or verbs.VERBS[order.verb].scope == "edit":
-            show(Piece(forecast(found), "bad" if found.refused else "strong"))
+        found = await app.client.lead.ask(DryRunRequest, *asked) if app.client is not None else None
+    take(found)
 
 
 async def _carry(app: AppContext, progress: forms.Progress, follower: ProgressView) -> None:

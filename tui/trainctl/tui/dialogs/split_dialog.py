@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
+from trainctl.protocol.messages import DryRun
 from trainctl.tui.commands import forms, share_editor, verb_registry
 from trainctl.tui.commands.command import Order
-from trainctl.tui.commands.context import KeyHint
+from trainctl.tui.commands.context import KeyHint, ask_lead
 from trainctl.tui.commands.forms import Form
-from trainctl.tui.commands.share_editor import Split
-from trainctl.tui.commands.shares import Seat, group_seconds, memory_at
+from trainctl.tui.commands.share_editor import Seat, Split
 from trainctl.tui.dialogs.command_dialog import CommandDialog, OrderDialog, followed
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, SIDES
 from trainctl.tui.state.view_state import ViewState
@@ -72,36 +72,42 @@ def _split_row(split: Split, index: int, cells: int) -> Line:
         *fit((share_bar(part, bar - 1),), bar),
         Piece(f"{_rate(seat):>7}", "text"),
         *pad_left(_seconds(split, index), 9),
-        *pad_left(_memory(split.after[index], share), 10),
+        *pad_left(_memory(split, seat), 10),
     )
     return fit(pieces, cells)
 
 
 def _rate(seat: Seat) -> str:
-    rate = seat.samples_per_second
+    rate = seat.rate
     return NA if rate is None else f"{rate:.2f}" if rate < 9.95 else f"{rate:.1f}" if rate < 99.5 else f"{rate:.0f}"
 
 
+def _seconds_of(split: Split, seat: Seat) -> float | None:
+    """Return a node's own seconds of a step: predicted if its settings change, else those of its last one."""
+    one = split.rank_of(seat)
+    return one.seconds if one is not None else seat.seconds
+
+
 def _seconds(split: Split, index: int) -> Line:
-    took = split.after[index].seconds(split.shares[index])
-    slowest = took is not None and took == group_seconds(split.after, split.shares)
+    took, every = _seconds_of(split, split.seats[index]), [_seconds_of(split, seat) for seat in split.seats]
+    slowest = took is not None and None not in every and took == max(one or 0.0 for one in every)
     return line(Piece(seconds(took), "dim" if took is None else "strong" if slowest else "text"))
 
 
-def _memory(seat: Seat, share: int) -> Line:
-    """Return the memory as measured, or as predicted for a micro-batch that wasn't in use; a smaller one needs at most
-    so much."""
-    found = memory_at(seat, share, seat.micro_batch)
-    if found is None:
+def _memory(split: Split, seat: Seat) -> Line:
+    """Return the memory as measured, or as the lead predicts it, which may be a bound."""
+    one = split.rank_of(seat)
+    of = one if one is not None else seat
+    peak, cap = of.memory_bytes, of.memory_cap_bytes
+    if peak is None:
         return line(Piece(NA, "dim"))
-    used = used_of(found.bytes, found.cap_bytes)
-    return line(Piece(f"≤{used}" if found.at_most else used))
+    return line(Piece(f"{'≤' if one is not None and one.memory_is_bound else ''}{used_of(peak, cap)}"))
 
 
 def _sum_row(split: Split, cells: int) -> Line:
-    plan = tuple(seat.share for seat in split.seats)
-    now, then = group_seconds(split.seats, plan), group_seconds(split.after, split.shares)
-    text = f"step {seconds(now)}" if now is not None else "step n/a until each node has measured a step"
+    said = split.foreseen
+    now, then = (said.step_seconds_before, said.step_seconds) if said is not None else (None, None)
+    text = f"step {seconds(now)}" if now is not None else "step n/a: the lead has no prediction"
     if split.changed and now and then:
         faster = f"{100 * (now / then - 1):+.0f}% {split.unit}/s"
         text = f"step {seconds(now)} → {seconds(then)}, {faster}"
@@ -154,6 +160,20 @@ class SplitDialog(OrderDialog, Repaintable):
         self.split = split
         self._remark = ""
 
+    def on_mount(self) -> None:
+        self._ask()
+
+    def _ask(self) -> None:
+        """Have the lead say what the split would do."""
+        if not self.form.blocked:
+            split = self.split
+            ask_lead(self.owner, Order("rebalance", split.args), lambda said: self._foresee(split, said))
+
+    def _foresee(self, asked: Split, said: DryRun | None) -> None:
+        if asked is self.split and self.progress is None and self.is_attached:
+            self.split = share_editor.foresee(asked, said)
+            self.refresh_text()
+
     def paint(self) -> None:
         """Bring it up to date with the run: the plan can move on meanwhile."""
         self.refresh_text()
@@ -184,6 +204,7 @@ class SplitDialog(OrderDialog, Repaintable):
             self.form, self.split = self._now()
             self.progress = None
             self.refresh_text()
+            self._ask()
         else:
             self._edit(share_editor.undo(self.split))
 
@@ -191,6 +212,7 @@ class SplitDialog(OrderDialog, Repaintable):
         if self.progress is None and not self.form.blocked:
             self.split, self._remark = split, ""
             self.refresh_text()
+            self._ask()
 
     def _now(self) -> tuple[forms.Form, share_editor.Split]:
         state = self.owner.shown
@@ -258,8 +280,9 @@ class SplitDialog(OrderDialog, Repaintable):
 
     def _remarks(self) -> list[tuple[str, str]]:
         """Return text and role of what stands in the way, and of an Enter that had nothing to send."""
-        chosen = share_editor.micros_changed(self.split.seats, self.split.after, self.split.shares)
-        said = [(self.split.problem, "bad"), (self._remark, "warning"), (chosen, "text")]
+        forecast = self.split.forecast
+        refused = forecast.refused if forecast is not None else ""
+        said = [(self.split.problem or refused, "bad"), (self._remark, "warning"), (self.split.micros_changed, "text")]
         if self._outdated:
             run = self.owner.shown.run
             version = run.plan_version if run is not None else 0

@@ -1,17 +1,13 @@
 """Each rank as the screens show it: its view, last step, own rate, wait and machine, and which one is waited for."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trainctl.protocol.analysis.straggler import waits
-from trainctl.protocol.batch.pass_curve import PassCurve
-from trainctl.protocol.batch.step_model import StepModel, Timing, models
 from trainctl.protocol.messages import GpuReading, HostReading, Metric, RankStep, RankView
 from trainctl.tui.state import series
 from trainctl.tui.state.view_state import Clock, Seen, ViewState
 from trainctl.tui.text.run_lines import RATE_STEPS
 
-_NEWEST_STEPS = 8
 FEW_STEPS = 4
 """Steps from which on something is said about a plan."""
 
@@ -24,21 +20,6 @@ def common_parts(state: ViewState) -> dict[int, RankStep]:
     by_step = {rank: {part.step: part for part in own} for rank, own in parts.items()}
     step = max(set.intersection(*(set(own) for own in by_step.values())), default=None)
     return {rank: own[step] for rank, own in by_step.items()} if step is not None else {}
-
-
-def paces(state: ViewState, views: Iterable[RankView]) -> dict[int, StepModel]:
-    """Return what a step takes each rank, by its last ones, and by its curve if that is known: then steps of other
-    micro-batches count too."""
-    views = [*views]
-    parts = {
-        view.rank: (state.laps if view.passes else state.parts).get(view.rank, ())[-_NEWEST_STEPS:] for view in views
-    }
-    curves = {view.rank: PassCurve(view.passes) for view in views if view.passes}
-    timings = {
-        rank: [Timing.of(part.samples, part.phases, 0 if part.replays else part.micro_batch or 0) for part in steps]
-        for rank, steps in parts.items()
-    }
-    return models(timings, curves)
 
 
 BAD_STATES = ("hung", "lost", "failed")

@@ -4,8 +4,7 @@
 bounded.
 """
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
@@ -32,7 +31,7 @@ from trainctl.protocol.messages import (
 )
 from trainctl.tui.state import series, step_phases
 from trainctl.tui.state.run_events import changed_step
-from trainctl.tui.state.view_state import AgentLine, Arrived, Incoming, Seen, SeriesKey, Trial, Tried, ViewState
+from trainctl.tui.state.view_state import AgentLine, Arrived, Incoming, Seen, SeriesKey, ViewState
 
 MAX_EVENTS, MAX_SAMPLES = 500, 200
 _OF_EVALUATIONS = EVALUATED | {"eval_loss", "perplexity"}
@@ -44,10 +43,9 @@ RECENT_PARTS = 16
 RECENT_LAPS = 120
 """Newest steps of which each rank's parts are kept whatever changes."""
 MAX_AGENTS = 64
-MAX_TRIED = 256
 K = TypeVar("K")
 V = TypeVar("V")
-_MAPPINGS = ("ranks", "parts", "laps", "tried", "agents", "hosts", "alerts", "windows", "recent")
+_MAPPINGS = ("ranks", "parts", "laps", "agents", "hosts", "alerts", "windows", "recent")
 """Mappings of a state."""
 
 
@@ -187,7 +185,6 @@ def _open(state: ViewState, snapshot: Snapshot, now: float) -> ViewState:
         parts=steps,
         laps=steps,
         peers=snapshot.peers,
-        tried=_tried_by(state, snapshot.run) if snapshot.run else _frozen({}),
         plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""),
         hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
         heartbeat=None,
@@ -207,17 +204,6 @@ def _alerts_after(state: ViewState, snapshot: Snapshot) -> dict[str, Alerts]:
     main = snapshot.node.node
     others = {node: told for node, told in state.alerts.items() if node in state.agents and node != main}
     return {**others, main: snapshot.alerts} if snapshot.alerts is not None else others
-
-
-def _tried_by(state: ViewState, view: RunView) -> Tried:
-    """Return what was tried on the run's present trainers: one may have been replaced for a micro-batch that took too
-    much."""
-    before = state.run
-    if before is None or before.run != view.run:
-        return _frozen({})
-    pids = {rank.rank: rank.pid for rank in before.ranks}
-    same = {rank.rank for rank in view.ranks if pids.get(rank.rank) == rank.pid}
-    return _frozen({key: trial for key, trial in state.tried.items() if key[0] in same})
 
 
 def _live(state: ViewState, message: Live, now: float) -> ViewState:
@@ -257,7 +243,6 @@ def _run_changed(state: ViewState, view: RunView) -> ViewState:
             laps=_frozen({}),
             plan_step=0,
             samples=(),
-            tried=_frozen({}),
             windows=_frozen({}),
             recent=_frozen({}),
             values=object(),
@@ -267,7 +252,7 @@ def _run_changed(state: ViewState, view: RunView) -> ViewState:
     view = view.with_passes_of(state.run)
     if view.step < state.run.step:
         state = _without_undone(state, view.step)
-    state = replace(state, run=view, tried=_tried_by(state, view))
+    state = replace(state, run=view)
     if view.eval_loss is not None and view.eval_step is not None:
         known = state.windows.get(("eval_loss", None))
         bucket = view.eval_step // known.bucket_steps * known.bucket_steps if known is not None else -1
@@ -327,23 +312,11 @@ def _rank_step(state: ViewState, step: RankStep, now: float) -> ViewState:
     ranks = _set(state.ranks, {step.rank: Seen(step, now)})
     known = state.parts.get(step.rank, ())
     if known and known[-1].micro_batch != step.micro_batch:
-        state = replace(state, tried=_frozen(dict(tried_with(state.tried, known))))
         known = ()  # another micro-batch, another speed
     parts = _set(state.parts, {step.rank: (*known, step)[-RECENT_PARTS:]})
     laps = _set(state.laps, {step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
     state = _with(state, ranks=ranks, parts=parts, laps=laps)
     return _record(state, step.step, values)
-
-
-def tried_with(tried: Tried, parts: Sequence[RankStep]) -> Tried:
-    """Return what was tried, and what a rank's last steps, all of one micro-batch, say about that."""
-    rates = [part.samples / part.phases.busy for part in parts if part.phases.busy > 0 and part.samples]
-    last = parts[-1] if parts else None
-    if not rates or last is None or last.micro_batch is None:
-        return tried
-    if len(tried) >= MAX_TRIED and (last.rank, last.micro_batch) not in tried:
-        return tried
-    return {**tried, (last.rank, last.micro_batch): Trial(statistics.median(rates), last.peak_or_held_bytes)}
 
 
 def _record(state: ViewState, step: int, values: Mapping[SeriesKey, float]) -> ViewState:

@@ -58,18 +58,6 @@ Arrived = tuple[str, Incoming, float]
 
 
 @dataclass(frozen=True)
-class Trial:
-    """The measured speed and memory of a rank at a micro-batch."""
-
-    rate: float  # samples a second of data, forward and backward
-    peak_bytes: float | None = None  # of a step's memory
-
-
-Tried = Mapping[tuple[int, int], Trial]
-"""Trials by rank and micro-batch."""
-
-
-@dataclass(frozen=True)
 class Seen(Generic[V]):
     """A message and when it was true, by the monotonic clock of this program."""
 
@@ -110,7 +98,6 @@ class ViewState:
     ranks: Mapping[int, Seen[RankStep]] = field(default_factory=lambda: MappingProxyType({}))
     parts: Mapping[int, tuple[RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
     laps: Mapping[int, tuple[RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
-    tried: Tried = field(default_factory=lambda: MappingProxyType({}))  # speeds at micro-batches it has left
     plan_step: int = 0  # the first known step of the present plan and generation
     peers: tuple[PeerView, ...] = ()  # the other nodes, as the agent that conducts saw them at the snapshot
     agents: Mapping[str, AgentLine] = field(default_factory=lambda: MappingProxyType({}))  # the other nodes'

@@ -36,7 +36,7 @@ from trainctl.protocol.batch.pass_curve import CLEAR_GAIN, SMALL_GAIN
 from trainctl.protocol.calibration.peak import MAX_CAP_PART
 from trainctl.protocol.config.micro_batches import UNMEASURED
 from trainctl.protocol.config.policies import MicroBatchTable
-from trainctl.protocol.messages import PolicyFigure, Severity, StepPlan, peak_of_cap
+from trainctl.protocol.messages import FindingSeverity, PolicyFigure, StepPlan, peak_of_cap
 
 HELPED = 0.98
 """Part of the peak before to which a smaller micro-batch must have brought it, for another one to be tried."""
@@ -316,6 +316,6 @@ def _fastest(
     return (best, faster - 1) if faster >= 1 + least else (size, 0.0)
 
 
-def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: Severity) -> Proposal:
+def _resized(facts: RunFacts, node: str, size: int, why: str, use: float, severity: FindingSeverity) -> Proposal:
     reason = f"mean peak memory over {_table(facts).window} steps: {percent(use)} of the cap; {why}"
     return resize(size, node, reason, severity)
