@@ -6,13 +6,12 @@ import msgspec
 import pytest
 from tests.protocol.support.advised import BILLION, GRADIENTS, facts_of, link_to, node_of, ring_seconds, run_of
 
-from trainctl.protocol.advice.advice import ROW_SECONDS, advise
+from trainctl.protocol.advice.advice import ROW_SECONDS, advise, batch_for
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
 from trainctl.protocol.advice.group_links import HANDOVER_SECONDS, LOCAL_SUM_BYTES, ethernet
 from trainctl.protocol.advice.memory_fit import cap_of
 from trainctl.protocol.advice.node_speed import AGENT_SECONDS
 from trainctl.protocol.advice.plans import Plan, plan_of
-from trainctl.protocol.advice.what_if import batch_for
 from trainctl.protocol.batch.eta import COPY_BYTES_PER_SECOND, Schedule
 from trainctl.protocol.batch.flops import StepFlops
 from trainctl.protocol.batch.memory_estimate import MemoryModel

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Final
 
 from trainctl.node_agent.alerts.conditions import Observation, Said, seconds
+from trainctl.node_agent.alerts.slow_ranks import machine_facts
 from trainctl.protocol import messages as m
 from trainctl.protocol.batch.against_profile import bandwidth, links_of, passes_seconds, sum_seconds
 from trainctl.protocol.calibration.profile import LinkRate, ProfileSummary
@@ -74,19 +75,7 @@ def _say_passes(slower: float, kept: list[_Timed], part: m.RankStep, host: m.Hos
     text = f"{100 * slower:.0f} % slower than calibrated: passes take {seconds(took)}, not {seconds(expected)}"
     samples = f"{part.samples} samples with a micro-batch of {part.micro_batch}"
     advice = "look for other programs, a lower clock and heat; trainctl calibrate measures the device again"
-    return Said(text, (f"median of the last {WINDOW_STEPS} steps; {samples}", *_machine(host)), (advice,))
-
-
-def _machine(host: m.HostReading | None) -> tuple[str, ...]:
-    if host is None:
-        return ()
-    values: Mapping[str, float | None] = {
-        "cpu {:.0f} %": host.cpu_percent,
-        "load {:.1f}": host.load_1min,
-        "{:.0f} °C": host.temperature_celsius,
-    }
-    parts = [words.format(value) for words, value in values.items() if value is not None]
-    return (f"{host.node}: {', '.join(parts)}",) if parts else ()
+    return Said(text, (f"median of the last {WINDOW_STEPS} steps; {samples}", *machine_facts(None, host)), (advice,))
 
 
 class LinkWatch:

@@ -94,7 +94,6 @@ class RankPace:
 
 
 def _is_like(before: tuple[int, int], plan: tuple[int, int]) -> bool:
-    """Return whether a rank's rates with two plans can be compared."""
     return before[0] == plan[0] and 1 / FARTHEST_SHARE <= plan[1] / max(before[1], 1) <= FARTHEST_SHARE
 
 
@@ -114,7 +113,6 @@ def _pass_factor(plan: tuple[int, int], before: tuple[int, int]) -> float:
 
 
 def _pass_samples(plan: tuple[int, int]) -> float:
-    """Return the mean number of samples of a pass."""
     micro_batch, samples = max(plan[0], 1), max(plan[1], 1)
     return samples / -(-samples // micro_batch)
 
@@ -201,13 +199,20 @@ class PaceWatch:
             if lower is None:
                 continue
             bad, good = lower > self._table.clock_drop_percent / 100, lower < self._table.clock_clear_percent / 100
-            say = self._speaker(rank, _Read(gpu, reading), clock.best, clock.now)
+            say = self._speaker(rank, gpu, reading, clock)
             findings.append(Observation("clock", bad, good, say, reading.node, rank))
         return findings
 
-    def _speaker(self, rank: int, read: "_Read", best_mhz: float, now_mhz: float) -> Callable[[], Said]:
+    def _speaker(self, rank: int, gpu: m.GpuReading, host: m.HostReading, clock: "_Clock") -> Callable[[], Said]:
         pace, typical = self._paces.get(rank), self._typical.get(rank)
-        return partial(_lower_clock, pace.best if pace is not None else None, typical, read, best_mhz, now_mhz)
+        return partial(
+            _lower_clock,
+            pace.best if pace is not None else None,
+            typical,
+            gpu,
+            host,
+            arrow(gigahertz(clock.best), gigahertz(clock.now)),
+        )
 
     def forget(self, rank: int) -> None:
         """Drop a rank that is out, or gone: what comes after is compared with nothing before."""
@@ -254,28 +259,23 @@ class _Clock:
         return lower
 
 
-@dataclasses.dataclass(frozen=True)
-class _Read:
-    gpu: m.GpuReading | None = None
-    host: m.HostReading | None = None
-
-
-def _lower_clock(before: Typical | None, now: Typical | None, read: _Read, best_mhz: float, now_mhz: float) -> Said:
+def _lower_clock(
+    before: Typical | None, now: Typical | None, gpu: m.GpuReading, host: m.HostReading, clock: str
+) -> Said:
     """Say what a lower clock does: `+142 ms in backward: 84 °C, 1.62→1.38 GHz`."""
     grew = _grown(before, now)
-    state = [_celsius(read), f"{arrow(gigahertz(best_mhz), gigahertz(now_mhz))} GHz", limited_by(read.gpu)]
+    state = [_heat(gpu, host), f"{clock} GHz", limited_by(gpu)]
     words = ", ".join(word for word in state if word)
-    facts = _facts(before, now) if before and now else _machine_facts(read)
+    facts = _facts(before, now) if before and now else machine_facts(gpu, host)
     return Said(f"{grew}: {words}" if grew else f"clock under load: {words}", facts)
 
 
 def _slower(best: Typical, typical: Typical) -> Said:
     rates = _rates(best, typical)
-    grew, read = _grown(best, typical), _Read(typical.gpu, typical.host)
-    clock = ""
+    grew, clock = _grown(best, typical), ""
     if best.gpu and typical.gpu and best.gpu.clock_mhz and typical.gpu.clock_mhz:
         clock = f"{arrow(gigahertz(best.gpu.clock_mhz), gigahertz(typical.gpu.clock_mhz))} GHz"
-    state = ", ".join(word for word in (_celsius(read), clock) if word)
+    state = ", ".join(word for word in (_heat(typical.gpu, typical.host), clock) if word)
     text = f"{grew}: {state}" if grew and state else f"{grew}, {rates}" if grew else rates
     return Said(text, (rates, *_facts(best, typical)))
 
@@ -294,9 +294,13 @@ def _grown(before: Typical | None, now: Typical | None) -> str:
     return f"+{seconds(grew[phase])} in {phase}" if grew[phase] >= 0.0005 else ""
 
 
-def _celsius(read: _Read) -> str:
-    value = read.gpu.temperature_celsius if read.gpu is not None else None
-    value = value if value is not None or read.host is None else read.host.temperature_celsius
+def _celsius(gpu: m.GpuReading | None, host: m.HostReading | None) -> float | None:
+    value = gpu.temperature_celsius if gpu is not None else None
+    return host.temperature_celsius if value is None and host is not None else value
+
+
+def _heat(gpu: m.GpuReading | None, host: m.HostReading | None) -> str:
+    value = _celsius(gpu, host)
     return f"{value:.0f} °C" if value is not None else ""
 
 
@@ -305,21 +309,18 @@ def _facts(before: Typical, now: Typical) -> tuple[str, ...]:
     was, took = before.busy, now.busy
     if was and took:
         facts = [", ".join(f"{name} {arrow(seconds(was[name]), seconds(took[name]))}" for name in m.BUSY_PHASES)]
-    return (*facts, *_machine_facts(_Read(now.gpu, now.host)))
+    return (*facts, *machine_facts(now.gpu, now.host))
 
 
-def _machine_facts(read: _Read) -> tuple[str, ...]:
+def machine_facts(gpu: m.GpuReading | None, host: m.HostReading | None) -> tuple[str, ...]:
+    """Return a line on a device and one on its machine, of what was read."""
     facts = []
-    gpu, host = read.gpu, read.host
     if gpu is not None:
-        parts = [f"{gpu.utilization_percent:.0f} % used"] if gpu.utilization_percent is not None else []
-        parts += [f"{gigahertz(gpu.clock_mhz)} GHz"] if gpu.clock_mhz is not None else []
-        parts += [f"{gpu.power_watts:.0f} W"] if gpu.power_watts is not None else []
-        parts += [_celsius(read)] if _celsius(read) else []
-        facts += [f"{gpu.name}: {', '.join(parts)}"] if parts else []
+        clock_ghz = gpu.clock_mhz / 1000 if gpu.clock_mhz is not None else None
+        parts = [("{:.0f} % used", gpu.utilization_percent), ("{:.2f} GHz", clock_ghz), ("{:.0f} W", gpu.power_watts)]
+        facts.append((gpu.name, [*parts, ("{:.0f} °C", _celsius(gpu, host))]))
     if host is not None:
-        parts = [f"cpu {host.cpu_percent:.0f} %"] if host.cpu_percent is not None else []
-        parts += [f"load {host.load_1min:.1f}"] if host.load_1min is not None else []
-        parts += [f"{host.temperature_celsius:.0f} °C"] if host.temperature_celsius is not None else []
-        facts += [f"{host.node}: {', '.join(parts)}"] if parts else []
-    return tuple(facts)
+        parts = [("cpu {:.0f} %", host.cpu_percent), ("load {:.1f}", host.load_1min)]
+        facts.append((host.node, [*parts, ("{:.0f} °C", host.temperature_celsius)]))
+    known = {name: [words.format(value) for words, value in parts if value is not None] for name, parts in facts}
+    return tuple(f"{name}: {', '.join(words)}" for name, words in known.items() if words)

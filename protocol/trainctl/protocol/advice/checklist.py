@@ -180,12 +180,10 @@ def _preset(config: RunFile, facts: AdviceFacts) -> Iterator[Check]:
 
 
 def _lacks(types: tuple[ComputeDtype, ...] | None, dtype: ComputeDtype) -> bool:
-    """Return whether a device is known to have no hardware for a data type."""
     return types is not None and dtype != "float32" and dtype not in types
 
 
 def _products(facts: AdviceFacts, dtype: str, narrow: str) -> dict[str, float]:
-    """Return by node how many times faster its matrix products are in the narrow type."""
     ratios = {}
     for node in facts.nodes:
         profile = node.profile or node.other_profile
@@ -215,7 +213,6 @@ def _compile(config: RunFile, facts: AdviceFacts) -> Check:
 
 
 def _gains_by_compiling(config: RunFile, node: NodeFacts) -> bool:
-    """Return whether its rank would compile for an NVIDIA device."""
     model = on_node(config, node.name).model
     backend = node.backend or config.nodes.get(node.name, NodeTable()).backend
     can = model.base != "nf4" and model.attention != "varlen" and backend != "mlx"

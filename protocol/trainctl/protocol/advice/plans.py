@@ -97,8 +97,6 @@ def plan_of(
 
 
 class _Memory(NamedTuple):
-    """Micro-batches by node, and what they need."""
-
     micro: dict[str, int]
     fits: tuple[MemoryFit, ...]
     shared: tuple[MemoryFit, ...]
@@ -133,7 +131,6 @@ def speeds_of(facts: AdviceFacts, names: Sequence[str]) -> dict[str, NodeSpeed]:
 
 
 def _in_step(facts: AdviceFacts, base: Plan, speeds: Mapping[str, NodeSpeed], batch: int, link: GroupLink) -> Plan:
-    """All nodes on one global batch."""
     names, run = base.nodes, facts.run
     if batch < len(names):
         return msgspec.structs.replace(base, notes=(*base.notes, f"a global batch of {batch} has too few samples"))
@@ -153,14 +150,12 @@ def _in_step(facts: AdviceFacts, base: Plan, speeds: Mapping[str, NodeSpeed], ba
 
 
 def _given_shares(facts: AdviceFacts, names: Sequence[str], batch: int) -> dict[int, int] | None:
-    """Return the shares of the run file, if it gives all of them for just these nodes."""
     given = {rank: facts.node(name).share for rank, name in enumerate(names)}
     shares = {rank: share for rank, share in given.items() if share is not None}
     return shares if len(shares) == len(names) and sum(shares.values()) == batch else None
 
 
 def _timed(facts: AdviceFacts, plan: Plan, rate: float, error: float) -> Plan:
-    """Return the plan with its duration, cost and energy."""
     run = facts.run
     left = time_of(facts, run.global_batch / rate, error, plan.nodes)
     hours = left.expected / HOUR_SECONDS

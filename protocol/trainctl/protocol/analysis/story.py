@@ -83,7 +83,6 @@ def _word(text: str) -> str:
 
 
 def _names(data: Any, name: re.Pattern[str], rank: int) -> bool:
-    """Return whether a part of an event's data names the rank."""
     match data:
         case str():
             return name.search(data) is not None

@@ -46,8 +46,6 @@ def same_step(ranks: Iterable[RankView], parts: Iterable[RankStep]) -> dict[int,
 
 @dataclass(frozen=True)
 class _Pace:
-    """Medians of one rank's steps, in seconds."""
-
     busy: Mapping[str, float]  # by phase
     waiting: float  # sync and the wait for the plan
 
@@ -114,7 +112,6 @@ class StragglerWatch:
 
 
 def _is_alike(before: Straggler, now: Straggler) -> bool:
-    """Return whether the same is said of the same rank."""
     figures = ((before.excess_seconds, now.excess_seconds), (before.waited_seconds, now.waited_seconds))
     same = (before.rank, before.phase) == (now.rank, now.phase)
     return same and all(abs(new - old) <= _SAME_PART * old for old, new in figures)

@@ -3,12 +3,11 @@
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from trainctl.protocol.advice.advice import Advice, BatchSize
+from trainctl.protocol.advice.advice import Advice, BatchSize, PlanChange
 from trainctl.protocol.advice.advice_facts import PlannedRun
 from trainctl.protocol.advice.checklist import Check
 from trainctl.protocol.advice.memory_fit import MemoryFit
 from trainctl.protocol.advice.plans import Plan
-from trainctl.protocol.advice.what_if import PlanChange
 from trainctl.tui.text.formatting import NA, compact, count, duration, gigabytes, money, percent, seconds, span
 
 WIDTH = 80

@@ -26,7 +26,6 @@ def forecast(found: DryRun) -> str:
 
 
 def _change(found: DryRun) -> str:
-    """Return what changes: shares, micro-batches, or what the verb is about."""
     changes = []
     if found.verb in ("set-lr", "set-global-batch") and found.before and found.after:
         changes.append(f"{'lr' if found.verb == 'set-lr' else 'G'} {found.before} → {found.after}")

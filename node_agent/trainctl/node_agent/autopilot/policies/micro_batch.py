@@ -95,7 +95,6 @@ class MicroBatch(Policy):
 
 
 def _sizes(plan: StepPlan) -> dict[int, int]:
-    """The micro-batch of each rank."""
     return {work.rank: work.micro_batch for work in plan.work}
 
 
@@ -149,7 +148,6 @@ def _ranks_by_node(facts: RunFacts) -> dict[str, list[int]]:
 
 
 def _searches(facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ranks: list[int]) -> bool:
-    """Return whether the first steps still look for a node's fastest micro-batch."""
     if memory.kept.get(f"searched {node}") or _table(facts).up == "off":
         return False
     if mode_of(facts.config, facts.durable, "micro-batch") != "on":
@@ -192,7 +190,6 @@ def _next_size(facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ran
 
 
 def _is_faster(seconds: Mapping[int, float], size: int) -> bool:
-    """Return whether a size is faster than all smaller ones by enough to try a larger one."""
     return all(before >= (1 + SMALL_GAIN) * seconds[size] for micro, before in seconds.items() if micro < size)
 
 
@@ -274,7 +271,6 @@ def _most(facts: RunFacts, memory: Memory, stepped: Stepped, ranks: list[int], s
 
 
 def _largest_allowed(facts: RunFacts, memory: Memory, ranks: list[int]) -> int:
-    """Return the largest micro-batch of a node by shares, settings and bars."""
     table, kept = _table(facts), memory.kept
     bounds = [facts.durable.settings.ranks[rank].share for rank in ranks]
     bounds += [table.most] if table.most else []
@@ -296,7 +292,6 @@ def _within_cap(stepped: Stepped, rank: int, size: int, use: float, largest: int
 
 
 def _has_curves(stepped: Stepped, ranks: list[int]) -> bool:
-    """Return whether the seconds of a node's ranks are measured at several micro-batches."""
     models = [stepped.models.get(rank) for rank in ranks]
     return all(model is not None and not model.is_linear for model in models)
 

@@ -28,7 +28,6 @@ def _plateau_detector(improvement: float, patience: int, kept: Mapping[str, floa
 
 
 def _kept_state(found: PlateauDetector) -> dict[str, float]:
-    """Return what a later detector continues from."""
     state = found.state
     return {} if state is None else {name: float(value) for name, value in state._asdict().items()}
 
@@ -40,7 +39,6 @@ def _start_over(found: PlateauDetector, evaluations: int = 0) -> None:
 
 
 def _plateau_figures(found: PlateauDetector, patience: int) -> list[PolicyFigure]:
-    """Return what has been counted, and the best loss."""
     state = found.state
     counted = max(state.evaluations, 0) if state is not None else None
     return [

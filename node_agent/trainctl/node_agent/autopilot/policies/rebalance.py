@@ -44,8 +44,6 @@ SHARE = "share "
 
 @dataclass(frozen=True)
 class _Gain:
-    """Effect that a split would have."""
-
     seconds: float  # the slowest rank's, as it is
     best: float  # the slowest rank's, with the best split
 
@@ -56,8 +54,6 @@ class _Gain:
 
 @dataclass
 class _Seen:
-    """Observations of the steps with one plan version."""
-
     version: int
     gains: deque[float]  # of the best split, in whole windows of steps
     steps: int = 0
@@ -152,7 +148,6 @@ class Rebalance(Policy):
 
 
 def _best(facts: RunFacts, stepped: Stepped) -> _Gain:
-    """Return the gain of the best split, even if it isn't worth a command."""
     settings = facts.durable.settings
     costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
     return _Gain(_slowest(settings, stepped.models), slowest(split(settings.global_batch, costs), costs))

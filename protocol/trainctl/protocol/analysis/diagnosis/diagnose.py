@@ -16,8 +16,6 @@ from trainctl.protocol.record.reader import RecordReader
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The verdict of one rule."""
-
     rule: Rule
     of: Verdict
 
@@ -41,7 +39,6 @@ def diagnose(facts: DiagnosisFacts, rules: Sequence[Rule] = RULES) -> Diagnosis:
 
 
 def _explains(cause: _Verdict, other: _Verdict) -> bool:
-    """Return whether a finding follows from another one, of the same node or of the whole run."""
     if not isinstance(cause.of, Found) or not isinstance(other.of, Found):
         return False
     same = cause.of.node == other.of.node or not cause.of.node or not other.of.node
@@ -88,7 +85,6 @@ def _checked(one: _Verdict, *, is_kept: bool) -> CheckedCause:
 
 
 def _remedies(s: Situation, found: Found, ladder: Iterable[Rung]) -> Iterator[Remedy]:
-    """The rungs that can help, with their values."""
     values = {name: value for name, value in {**_run_values(s), **found.values}.items() if value is not None}
     for rung in ladder:
         if fields(rung) <= values.keys() and rung.fits(s, found):

@@ -108,7 +108,6 @@ def _view(reader: RecordReader) -> RunView | None:
 
 
 def _events(reader: RecordReader, until: float | None) -> tuple[Event, ...]:
-    """Return the events, oldest first."""
     newest = reader.newest_events(EVENTS_READ, until)
     older = reader.newest_events(CHECKPOINTS_READ, until, CheckpointWritten.category)
     return (*(one for one in older if newest and one.id < newest[0].id), *newest)
@@ -119,7 +118,6 @@ def _last_time(steps: tuple[StepCommitted, ...], events: tuple[Event, ...]) -> f
 
 
 def _readings(reader: RecordReader, live: LiveFacts | None, until: float | None) -> dict[str, tuple[HostReading, ...]]:
-    """Return the readings by node, oldest first."""
     found: dict[str, list[HostReading]] = {}
     for reading in reader.newest_host_readings(READINGS_READ, until):
         found.setdefault(reading.node, []).append(reading)
@@ -130,5 +128,4 @@ def _readings(reader: RecordReader, live: LiveFacts | None, until: float | None)
 
 
 def _checkpoint(events: tuple[Event, ...]) -> int | None:
-    """The newest checkpoint's step, by the events."""
     return max((event.data.step for event in events if isinstance(event.data, CheckpointWritten)), default=None)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.messages import FindingSeverity, WhatIf
@@ -38,6 +38,7 @@ class Unknown:
 
 
 Verdict = Found | Clear | Unknown
+NO_STEPS: Final = Unknown("enough steps of the present plan")
 
 
 def _always(_: Situation, __: Found) -> bool:

@@ -200,7 +200,6 @@ class Situation:
         return (PassCurve(view.passes), largest) if largest else None
 
     def _largest_seen(self, rank: int) -> int:
-        """The largest micro-batch that a step of the facts ran full passes of."""
         sizes = [min(part.micro_batch or 0, part.samples) for part in self.facts.parts if part.rank == rank]
         return max(sizes, default=0)
 

@@ -3,11 +3,11 @@
 A reading alone is no cause if the rank's passes are as fast as ever: pressure on a machine that ranks share is usual.
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
-from typing import Any
 
-from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
+from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
 from trainctl.protocol.batch.core_sharing import set_threads
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
@@ -40,13 +40,18 @@ OTHERS_BYTES = 300e6
 """Device memory of another program that is no trouble: a desktop has some."""
 
 
-def by_node(s: Situation, check: Any) -> Iterator[Verdict]:
-    """Asks of each node that has ranks with steps."""
-    nodes = [*dict.fromkeys(its.node for its in s.ranks.values())]
-    if not nodes:
-        yield Unknown("enough steps of the present plan")
-    for node in nodes:
-        yield from check(s, node)
+def each_node(check: Callable[[Situation, str], Iterable[Verdict]]) -> Callable[[Situation], Iterator[Verdict]]:
+    """Ask a check of each node that has ranks with steps."""
+
+    @functools.wraps(check)
+    def of_all(s: Situation) -> Iterator[Verdict]:
+        nodes = [*dict.fromkeys(its.node for its in s.ranks.values())]
+        if not nodes:
+            yield NO_STEPS
+        for node in nodes:
+            yield from check(s, node)
+
+    return of_all
 
 
 def slower(s: Situation, node: str) -> tuple[float | None, int | None]:
@@ -89,7 +94,6 @@ def is_crowded(s: Situation) -> bool | None:
 
 
 def _cpu_used(s: Situation, node: str) -> float:
-    """The median use of a node's processors in percent; 0: not known."""
     used = [one.cpu_percent for one in s.window_readings(node) if one.cpu_percent is not None]
     return median(used) if used else 0.0
 
@@ -102,12 +106,9 @@ def cpu_pressure(s: Situation) -> float | None:
 # ---------------------------------------------------------------- memory and swap
 
 
-def swap(s: Situation) -> Iterator[Verdict]:
+@each_node
+def swap(s: Situation, node: str) -> Iterator[Verdict]:
     """A machine that moves memory to its disk and back."""
-    yield from by_node(s, _swap)
-
-
-def _swap(s: Situation, node: str) -> Iterator[Verdict]:
     rates = [s.reading(node, f"swap_{way}_bytes_per_second") for way in ("in", "out")]
     moved = sum(rate for rate in rates if rate is not None)
     if all(rate is None for rate in rates):
@@ -134,12 +135,9 @@ def _smaller(s: Situation, node: str) -> int | None:
     return micro // 2 if micro > 1 else None
 
 
-def memory_pressure(s: Situation) -> Iterator[Verdict]:
+@each_node
+def memory_pressure(s: Situation, node: str) -> Iterator[Verdict]:
     """Tasks that wait for memory."""
-    yield from by_node(s, _memory)
-
-
-def _memory(s: Situation, node: str) -> Iterator[Verdict]:
     waits, readings = s.reading(node, "memory_pressure"), s.window_readings(node)
     used = [
         one.memory_used_bytes / one.memory_total_bytes
@@ -163,12 +161,9 @@ def _memory(s: Situation, node: str) -> Iterator[Verdict]:
 # ---------------------------------------------------------------- disk
 
 
-def slow_disk(s: Situation) -> Iterator[Verdict]:
+@each_node
+def slow_disk(s: Situation, node: str) -> Iterator[Verdict]:
     """Data that wait for a busy disk."""
-    yield from by_node(s, _disk)
-
-
-def _disk(s: Situation, node: str) -> Iterator[Verdict]:
     waits, busy = s.reading(node, "io_pressure"), s.reading(node, "disk_busy_percent")
     if waits is None and busy is None:
         yield Unknown(f"I/O pressure and disk use of {node}", node)
@@ -232,12 +227,9 @@ def _shared(config: RunFile, ranks: Sequence[RankView]) -> Verdict:
     )
 
 
-def stolen_cpu(s: Situation) -> Iterator[Verdict]:
+@each_node
+def stolen_cpu(s: Situation, node: str) -> Iterator[Verdict]:
     """Processor time that others take."""
-    yield from by_node(s, _stolen)
-
-
-def _stolen(s: Situation, node: str) -> Iterator[Verdict]:
     steal, waits = s.reading(node, "cpu_steal_percent"), s.reading(node, "cpu_pressure")
     said = [f"{steal:.0f} % of the processors' time goes to other virtual machines"] if steal is not None else []
     said += [_pressure(s, node, "cpu").replace("cpu", "CPU")] if waits is not None else []
@@ -282,7 +274,7 @@ def _is_shared(s: Situation, node: str) -> bool:
 def gpu_shared(s: Situation) -> Iterator[Verdict]:
     """Other programs on a rank's GPU."""
     if not s.ranks:
-        yield Unknown("enough steps of the present plan")
+        yield NO_STEPS
     for rank, its in s.ranks.items():
         gpus = s.gpus(rank)
         if not gpus:

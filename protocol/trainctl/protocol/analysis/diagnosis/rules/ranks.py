@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from statistics import median, quantiles
 
 from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared_sync
-from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
+from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, cpu_pressure, is_crowded, more_prefetch
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
 from trainctl.protocol.batch.against_profile import sent_bytes
@@ -39,7 +39,7 @@ def late_data(s: Situation) -> Iterator[Verdict]:
     """Ranks that wait for data."""
     whole = s.step_seconds
     if not s.ranks or not whole:
-        yield Unknown("enough steps of the present plan")
+        yield NO_STEPS
         return
     late = {rank: its.data_mean for rank, its in s.ranks.items() if its.data_mean > s.data_part * whole}
     what_if = s.without(late, "waits for data") if late else None
@@ -108,7 +108,7 @@ def slow_link(s: Situation) -> Iterator[Verdict]:
 
 
 def _alone(s: Situation) -> Verdict:
-    return Clear("one rank alone sums with no other") if s.ranks else Unknown("enough steps of the present plan")
+    return Clear("one rank alone sums with no other") if s.ranks else NO_STEPS
 
 
 def _sync_part(s: Situation) -> float | None:
@@ -159,7 +159,6 @@ def _varied(s: Situation) -> tuple[str, ...]:
 
 
 def _varies(s: Situation) -> float:
-    """The third quartile of the sum's seconds by the first."""
     sums = [shared_sync(parts) for parts in s.recent]
     low, _, high = quantiles(sums, n=4) if len(sums) > 1 else (1.0, 1.0, 1.0)
     return high / low if low > 0 else 1.0
@@ -218,7 +217,7 @@ OWN_PART = 0.5
 def slow_rank(s: Situation) -> Iterator[Verdict]:
     """A rank that the others wait for, and that another split or its own past shows to be slow."""
     if len(s.ranks) < 2:
-        yield Clear("one rank alone waits for no other") if s.ranks else Unknown("enough steps of the present plan")
+        yield Clear("one rank alone waits for no other") if s.ranks else NO_STEPS
         return
     rank = max(s.ranks, key=lambda one: s.ranks[one].busy)
     by_own, by_split = _by_own(s, rank), _by_split(s, rank)
@@ -236,7 +235,6 @@ def slow_rank(s: Situation) -> Iterator[Verdict]:
 
 
 def _slower_part(s: Situation, rank: int) -> float:
-    """Part of the lasting steps in which the rank takes longer than the others' median."""
     slower = [
         parts[rank].phases.busy > median([parts[one].phases.busy for one in parts if one != rank])
         for parts in s.lasting

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Final
 
-from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.rules.machine import by_node, impact, is_slower, without_slowdown
+from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
+from trainctl.protocol.analysis.diagnosis.rules.machine import each_node, impact, is_slower, without_slowdown
 from trainctl.protocol.analysis.diagnosis.situation import Situation, loaded_clock, megabytes, percent, seconds
 from trainctl.protocol.batch.device_table import FASTER_PRODUCTS, types_of_device
 from trainctl.protocol.batch.memory_estimate import FREE_PART
@@ -120,7 +120,7 @@ def tokens_cached(s: Situation) -> Iterator[Verdict]:
             said = f"{megabytes(read)}/s read from the disk, {seconds(late)} of a step waiting for data"
             yield Found(f"{node}'s tokens are not in memory", (said,), node, severity="info", values={"node": node})
     if not s.ranks:
-        yield Unknown("enough steps of the present plan")
+        yield NO_STEPS
 
 
 HEAVY_HEAT = 2
@@ -129,12 +129,9 @@ QUOTA_PERCENT, ALWAYS_PERCENT = 5.0, 50.0
 """Percent of quota periods in which processes were stopped: with slower passes, and by itself."""
 
 
-def throttled(s: Situation) -> Iterator[Verdict]:
+@each_node
+def throttled(s: Situation, node: str) -> Iterator[Verdict]:
     """A device that heat, a power cap, its hardware or a quota holds back."""
-    yield from by_node(s, _throttled)
-
-
-def _throttled(s: Situation, node: str) -> Iterator[Verdict]:
     signs = [*_limits(s, node), *_quota(s, node), *_heat(s, node)]
     known = any(s.gpus(rank) for rank in s.ranks_of(node)) or any(
         s.reading(node, name) is not None for name in ("cpu_throttled_percent", "thermal_pressure")
@@ -176,7 +173,6 @@ def _state(gpu: GpuReading) -> str:
 
 
 def _by_clock(s: Situation, node: str, why: str) -> WhatIf | None:
-    """The passes in proportion to the clock."""
     removed = {}
     for rank in s.ranks_of(node):
         now, before = loaded_clock(s.gpus(rank)), s.clock_before(rank)

@@ -82,7 +82,6 @@ def _is_death(data: AnyEvent) -> bool:
 
 
 def _died(s: Situation, events: Sequence[Event]) -> Found:
-    """Return the finding on at least one death."""
     newest = events[-1].data
     nodes = sorted(nodes_of(newest))
     micro = max((s.ranks[rank].micro for node in nodes for rank in s.ranks_of(node)), default=0)

@@ -1,5 +1,6 @@
 """All rules in their order: a cause comes before those that follow from it."""
 
+from collections.abc import Callable
 from typing import Final
 
 from trainctl.protocol.analysis.diagnosis.rule import Found, Rule, Rung
@@ -7,6 +8,7 @@ from trainctl.protocol.analysis.diagnosis.rules import machine, ranks, settings,
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.batch.device_table import types_of_device
 from trainctl.protocol.config.objectives import objective_of
+from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import ACTIVE_RUN_STATES
 
 _SPEED: Final = ("slow-rank", "below-calibration", "low-use", "late-data", "tokens-not-cached")
@@ -30,16 +32,19 @@ def _can_resume(s: Situation, _: Found) -> bool:
     return has_ended and s.facts.checkpoint_step is not None
 
 
-def _is_float16(s: Situation, _: Found) -> bool:
-    return s.facts.config is None or s.facts.config.model.dtype == "float16"
+def _if(test: Callable[[RunFile], bool]) -> Callable[[Situation, Found], bool]:
+    """Offer a remedy if the run file passes a test, or isn't known."""
+    return lambda s, _: s.facts.config is None or test(s.facts.config)
 
 
-def _has_float32(s: Situation, _: Found) -> bool:
-    return s.facts.config is None or s.facts.config.model.dtype == "float32"
-
-
-def _has_16_bits(s: Situation, _: Found) -> bool:
-    return s.facts.config is None or s.facts.config.model.dtype != "float32"
+_is_float16 = _if(lambda config: config.model.dtype == "float16")
+_has_float32 = _if(lambda config: config.model.dtype == "float32")
+_has_16_bits = _if(lambda config: config.model.dtype != "float32")
+_not_chunked = _if(lambda config: config.model.chunked_loss != "on")
+_not_recomputed = _if(lambda config: config.model.gradient_checkpointing != "all")
+_has_fixed_micro = _if(lambda config: config.batch.micro != "auto")
+_has_small_prefetch = _if(lambda config: config.data.prefetch < PREFETCH)
+_waits_for_writes = _if(lambda config: not config.checkpoint.background)
 
 
 def _has_float16_for_bfloat16(s: Situation, _: Found) -> bool:
@@ -64,30 +69,10 @@ def _could_be_packed(s: Situation, _: Found) -> bool:
     return not (on_mlx or compiled or encodes)
 
 
-def _not_chunked(s: Situation, _: Found) -> bool:
-    return s.facts.config is None or s.facts.config.model.chunked_loss != "on"
-
-
-def _not_recomputed(s: Situation, _: Found) -> bool:
-    return s.facts.config is None or s.facts.config.model.gradient_checkpointing != "all"
-
-
 def _has_one_link(s: Situation, _: Found) -> bool:
     """Only a ring can have several."""
     config, view = s.facts.config, s.facts.view
     return view is not None and view.engine == "ring" and (config is None or config.group.links_per_peer == 1)
-
-
-def _has_fixed_micro(s: Situation, _: Found) -> bool:
-    return s.facts.config is None or s.facts.config.batch.micro != "auto"
-
-
-def _has_small_prefetch(s: Situation, _: Found) -> bool:
-    return s.facts.config is None or s.facts.config.data.prefetch < PREFETCH
-
-
-def _waits_for_writes(s: Situation, _: Found) -> bool:
-    return s.facts.config is None or not s.facts.config.checkpoint.background
 
 
 def _run(setting: str) -> str:

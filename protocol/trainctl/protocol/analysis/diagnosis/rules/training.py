@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
+from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
 from trainctl.protocol.batch.memory_estimate import fit
 from trainctl.protocol.batch.pass_curve import CLEAR_GAIN, SMALL_GAIN, PassCurve
@@ -40,7 +40,7 @@ def large_micro(s: Situation) -> Iterator[Verdict]:
 
 def _wrong_micro(s: Situation, word: str, is_wrong: "Callable[[_Better], bool]") -> Iterator[Verdict]:
     if not s.ranks:
-        yield Unknown("enough steps of the present plan")
+        yield NO_STEPS
     better = {rank: found for rank in s.ranks if (found := _better(s, rank)) is not None}
     wrong = {rank: one for rank, one in better.items() if is_wrong(one) and one.gain >= CLEAR_GAIN}
     whose = f"{s.label(next(iter(wrong)))}'s {word} micro-batch" if len(wrong) == 1 else f"the {word} micro-batches"
@@ -63,8 +63,6 @@ def _wrong_micro(s: Situation, word: str, is_wrong: "Callable[[_Better], bool]")
 
 @dataclass(frozen=True)
 class _Better:
-    """The fastest micro-batch of a rank beside its own."""
-
     micro: int
     size: int
     gain: float  # part by which passes get faster
@@ -73,7 +71,6 @@ class _Better:
 
 
 def _better(s: Situation, rank: int) -> _Better | None:
-    """Return a better micro-batch; None if the rank's curve isn't known."""
     its, known = s.ranks[rank], s.curve(rank)
     micro = min(its.micro, its.samples)
     if known is None or not micro:
@@ -234,7 +231,7 @@ def _interval(s: Situation, steps: Sequence[int]) -> int:
 def low_use(s: Situation) -> Iterator[Verdict]:
     """A GPU that is idle for much of a step, where nothing before explains it."""
     if not s.ranks:
-        yield Unknown("enough steps of the present plan")
+        yield NO_STEPS
     for rank, its in s.ranks.items():
         used = [gpu.utilization_percent for gpu in s.gpus(rank) if gpu.utilization_percent is not None]
         if not used:
