@@ -122,12 +122,14 @@ def write(folder: Path, run: str, loop: LoopState, state: State, model: Path, ab
         for name, entry in manifest.files.items():
             read_back(work / name, entry, about.meter)
         about.before_name()
-        there = _same(folder, manifest)
-        if there is None:
-            _publish(work, folder)
-        else:
-            sync(folder.parent)  # the process that gave it its name may have died before this
-    return there or manifest
+        with suppress(InvalidInputError):
+            there = read_manifest(folder)
+            if (there.run, there.step, there.files) == (manifest.run, manifest.step, manifest.files):
+                there = verify(folder)
+                sync(folder.parent)  # the process that gave it its name may have died before this
+                return there
+        _publish(work, folder)
+    return manifest
 
 
 def read(folder: Path) -> Checkpoint:
@@ -250,15 +252,6 @@ def _seal(work: Path, run: str, step: int, about: About, hashed: dict[str, FileE
     sync(work / MANIFEST_NAME)
     sync(work)
     return manifest
-
-
-def _same(folder: Path, manifest: Manifest) -> Manifest | None:
-    """Return the manifest of the checkpoint at `folder`, if it is whole and its files are those of `manifest`."""
-    with suppress(InvalidInputError):
-        there = read_manifest(folder)
-        if (there.run, there.step, there.files) == (manifest.run, manifest.step, manifest.files):
-            return verify(folder)
-    return None
 
 
 def _publish(work: Path, folder: Path) -> None:
