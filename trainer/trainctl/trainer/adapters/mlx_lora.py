@@ -54,11 +54,11 @@ def disabled(model: Any, lora: Lora) -> Iterator[None]:
 
 def places(lora: Lora) -> dict[str, Place]:
     """Return where mlx-lm holds each matrix of the adapters, in a model and in its files, by peft's name."""
-    matrices: dict[str, Place] = {}
-    for layer in lora.layers:
-        matrices[stored_name(layer, "A")] = Place(f"{layer}.lora_a", transposed=True)
-        matrices[stored_name(layer, "B")] = Place(f"{layer}.lora_b", transposed=True)
-    return matrices
+    return {
+        stored_name(layer, matrix): Place(f"{layer}.lora_{matrix.lower()}", transposed=True)
+        for layer in lora.layers
+        for matrix in ("A", "B")
+    }
 
 
 def mlx_config(lora: Lora) -> dict[str, Any]:

@@ -81,8 +81,14 @@ def _export_model(arguments: argparse.Namespace) -> dict[str, Any]:
         run, history = record.run, read_history(record, trained.loop.step)
     _check_form(trained, form, dtype)
     stored = format_of(model_config(trained.model)) or ""
-    if stored and form == "peft":
-        trained = _on_original(trained)
+    if stored and form == "peft":  # peft adds adapters to the whole model that the quantized base was made from
+        base = original_of(trained.model)
+        if base is None:
+            why = (
+                f"peft can't open a base in MLX's format, and no {ORIGIN_FILE} in {trained.model} names the whole model"
+            )
+            raise InvalidInputError("--to", f"{why}: use --to mlx (adapters), or --to fused")
+        trained = replace(trained, base=base, config=on_base(trained.config, base))
     folder: Path = (arguments.output or Path(f"{run}-step-{trained.loop.step}-{form}")).absolute()
     if folder.exists():
         raise InvalidInputError(str(folder), "already exists: remove it, or give a different --output")
@@ -123,16 +129,6 @@ def _check_form(trained: TrainedModel, form: Form, dtype: str | None) -> None:
         raise InvalidInputError("--to", problem)
     if form == "mlx-4bit":
         check_installed("mlx-lm", "mlx", "--to", form)
-
-
-def _on_original(trained: TrainedModel) -> TrainedModel:
-    """Return the model with the whole one that its quantized base was made from as the base. Raises InvalidInputError
-    if that isn't named, or isn't on this machine."""
-    original = original_of(trained.model)
-    if original is None:
-        why = f"peft can't open a base in MLX's format, and no {ORIGIN_FILE} in {trained.model} names the whole model"
-        raise InvalidInputError("--to", f"{why}: use --to mlx (adapters), or --to fused")
-    return replace(trained, base=original, config=on_base(trained.config, original))
 
 
 def _write(trained: TrainedModel, form: Form, dtype: str | None, work: Path, unpacked: Path | None) -> str | None:

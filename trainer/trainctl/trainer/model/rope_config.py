@@ -61,13 +61,6 @@ def both_layouts(config: Config, where: str, default: Callable[[Config], Config]
     return config | _flat(config, table if "rope_theta" in table else default(config) | table)
 
 
-def changed(config: Config, model: Path) -> Config:
-    """Return the keys of `config` that config.json of `model` lacks or has otherwise: what a library needs in
-    addition."""
-    stated = model_config(model)
-    return {key: value for key, value in config.items() if key not in stated or stated[key] != value}
-
-
 def mlx_reads(model: Path) -> bool:
     """Return whether config.json of `model` states its rotary embeddings where mlx-lm looks for them, in most families
     the old layout, which transformers 5 doesn't write; else mlx-lm takes its own defaults. Raises as `read`."""

@@ -67,13 +67,13 @@ def read_model(
             whole, loader = _architecture(folder)
             if rates := without_dropout(whole):
                 log.warning("the model's own dropout is off (%s); [adapter] dropout is available", ", ".join(rates))
+            make: Callable[[], torch.nn.Module] = functools.partial(
+                loader.from_config, whole, dtype=dtype, trust_remote_code=False
+            )
             if not with_weights:
-                new: torch.nn.Module = loader.from_config(whole, dtype=dtype, trust_remote_code=False)
-                return new
+                return make()
             if quantization_key(config):
-                return _quantized(
-                    path, config, where, lambda: loader.from_config(whole, dtype=dtype, trust_remote_code=False), dtype
-                )
+                return _quantized(path, config, where, make, dtype)
             model, notes = loader.from_pretrained(
                 folder,
                 config=whole,
