@@ -122,9 +122,8 @@ def _content(messages: Sequence[Message], turn: int, whole: str, render: Render)
     """Find a turn's content by what stays when it is replaced."""
     other = _with_sentinel(messages, turn, render)
     head, sentinel, tail = other.partition(_SENTINEL)
-    if not sentinel or _SENTINEL in tail or not (whole.startswith(head) and whole.endswith(tail)):
-        raise NotNestedError(turn)
-    if len(head) + len(tail) >= len(whole):
+    is_between = whole.startswith(head) and whole.endswith(tail) and len(head) + len(tail) < len(whole)
+    if not sentinel or _SENTINEL in tail or not is_between:
         raise NotNestedError(turn)
     return Span(len(head), len(whole) - len(tail))
 

@@ -157,7 +157,7 @@ class Dataset:
 
     def sequence_lengths(self, indices: Indices) -> Indices:
         """Return how many targets each sequence of these training samples has: the rows of their batch."""
-        return self._targets_of_entries(self._entries(self._training[indices]))
+        return self._bounds(self._entries(self._training[indices]))[1]
 
     def held_out_targets(self, indices: Indices) -> Indices:
         """Return how many targets each of these held-out samples has."""
@@ -236,7 +236,7 @@ class Dataset:
     @property
     def sequence_targets(self) -> Indices:
         """[N, sequences] targets of each usable sample after it is truncated; of a prompt, what its encoder reads."""
-        return self._targets_of_entries(self._entries(self._usable)).reshape(-1, self.sequences)
+        return self._bounds(self._entries(self._usable))[1].reshape(-1, self.sequences)
 
     @property
     def duplicates(self) -> int:
@@ -342,8 +342,8 @@ class Dataset:
     def _targets_of(self, chosen: Indices) -> Indices:
         """Return how many targets samples of the data have within the sequence length; of several sequences, padded to
         the longest."""
-        entries = self._targets_of_entries(self._entries(chosen)).reshape(-1, self.sequences)
-        targets: Indices = entries.max(axis=1) * self.sequences
+        each = self._bounds(self._entries(chosen))[1].reshape(-1, self.sequences)
+        targets: Indices = each.max(axis=1) * self.sequences
         return targets
 
     def _tokens_of(self, entries: Indices) -> Indices:
@@ -353,13 +353,10 @@ class Dataset:
         tokens: Indices = offsets[entries + 1] - offsets[entries]
         return tokens
 
-    def _targets_of_entries(self, entries: Indices) -> Indices:
-        return np.minimum(self._tokens_of(entries) - 1, self._length)
-
     def _bounds(self, entries: Indices) -> tuple[Indices, Indices]:
         """Return where sequences start in the token cache, and how many targets they have."""
         starts = entries * self._length if self._cache.offsets is None else self._cache.offsets[entries]
-        return starts, self._targets_of_entries(entries)
+        return starts, np.minimum(self._tokens_of(entries) - 1, self._length)
 
     def _sample(self, entry: int) -> tuple[Tokens, NDArray[np.bool_]]:
         """Return a sequence's tokens and which of its targets count, cut to the sequence length; the first token is no

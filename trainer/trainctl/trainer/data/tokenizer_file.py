@@ -64,8 +64,19 @@ def read_tokenizer(model: Path, where: str) -> Any:
             tokenizer.backend_tokenizer.no_padding()
     if type(by_class) is type(stored):
         return stored
-    _check_alike(stored, by_class, model, where)
-    return by_class if has_target_mode(by_class) else stored
+    translates = has_target_mode(by_class)
+    for text in PROBES:
+        here, there = (
+            [*tokenizer(text, add_special_tokens=not translates)["input_ids"]] for tokenizer in (stored, by_class)
+        )
+        if here != there:
+            problem = (
+                f"{model}: tokenizer.json splits {text!r} into {_pieces(stored, here)}, but transformers' "
+                f"{type(by_class).__name__}, which tokenizer_config.json names, into {_pieces(by_class, there)}; to "
+                'have every program read tokenizer.json, set "tokenizer_class": "PreTrainedTokenizerFast" there'
+            )
+            raise InvalidInputError(f"{where}: data.tokenizer", problem)
+    return by_class if translates else stored
 
 
 def has_target_mode(tokenizer: Any) -> bool:
@@ -98,22 +109,6 @@ def _untrim(part: Any) -> bool:
     for inner in part if isinstance(part, list) else ():
         changed |= _untrim(inner)
     return changed
-
-
-def _check_alike(stored: Any, by_class: Any, model: Path, where: str) -> None:
-    with_special = not has_target_mode(by_class)
-    for text in PROBES:
-        here, there = (
-            [*tokenizer(text, add_special_tokens=with_special)["input_ids"]] for tokenizer in (stored, by_class)
-        )
-        if here != there:
-            name = type(by_class).__name__
-            problem = (
-                f"{model}: tokenizer.json splits {text!r} into {_pieces(stored, here)}, but transformers' {name}, "
-                f"which tokenizer_config.json names, into {_pieces(by_class, there)}; to have every program read "
-                'tokenizer.json, set "tokenizer_class": "PreTrainedTokenizerFast" there'
-            )
-            raise InvalidInputError(f"{where}: data.tokenizer", problem)
 
 
 def _pieces(tokenizer: Any, tokens: list[int]) -> str:
