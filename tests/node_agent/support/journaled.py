@@ -144,8 +144,9 @@ class JournaledAgent:
         publisher = Publisher(self.context.socket(zmq.XPUB), "b" * 16)
         self.recorder = opening.recorder
         self.db._connection.execute("PRAGMA synchronous=OFF")
-        for book in (self.db, self.recorder._writer):
-            book._connection = Mortal(book._connection, self.life)  # type: ignore[assignment]
+        self.db._connection = Mortal(self.db._connection, self.life)  # type: ignore[assignment]
+        file = self.recorder._writer._file
+        file.connection = Mortal(file.connection, self.life)  # type: ignore[assignment]
         copies = Copies(self.recorder, {}, list)
         led = LedRun(opening.conductor, self.paths, opening.recorder, copies, ports, "a", publisher, 0.0)
         self.session = Session(led, RunListener(self.journal.end, self.db.saw, self.journal.propose))
