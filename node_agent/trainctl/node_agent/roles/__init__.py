@@ -1,1 +1,2 @@
-"""The agent's role in a run, as one pure state, and changes of lead (election, votes, transfer)."""
+"""The agent's role in a run, as one value with its transitions; what it does as lead and as follower; and changes of
+lead (election, transfer)."""

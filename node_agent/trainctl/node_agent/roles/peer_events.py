@@ -1,17 +1,33 @@
 """Reports of other nodes' agents to the lead: how they are, and what the ranks that they host say."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from trainctl.node_agent.conductor.events import RankEnded, RankReturned
 from trainctl.node_agent.readings import sleep_clock
+from trainctl.node_agent.roles.role import Role
 from trainctl.node_agent.runs.context import AgentContext
+from trainctl.node_agent.runs.launch import Launch
+from trainctl.node_agent.runs.session import Session
+from trainctl.node_agent.transport.peer_pool import Peers
 from trainctl.protocol import messages
 from trainctl.protocol.config import run_file
 from trainctl.protocol.messages.events import NodeState
 
-if TYPE_CHECKING:
-    from trainctl.node_agent.roles.lead import Lead
+
+class _Leading(Protocol):
+    """The parts of this agent's leading that peers' reports reach."""
+
+    role: Role
+    peers: Peers
+    launch: Launch
+    superseded: str
+
+    def remote(self, session: Session) -> dict[int, str]: ...
+    def is_rank_of(self, node: str, run: str, rank: int) -> bool: ...
+    def give_copy(self, session: Session, node: str) -> None: ...
+    async def heard(self, answer: messages.FromTrainer, *, returned: bool, node: str | None = None) -> bool: ...
+    async def drop(self, run: str, state: messages.RunState, reason: str) -> None: ...
 
 
 class PeerEvents:
@@ -20,7 +36,7 @@ class PeerEvents:
     def __init__(
         self,
         context: AgentContext,
-        lead: "Lead",
+        lead: _Leading,
         read: Callable[[messages.HostReading], None],
         late: Callable[[messages.LateEvent], bool],
     ) -> None:
