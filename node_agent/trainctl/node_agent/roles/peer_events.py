@@ -5,7 +5,7 @@ from typing import Protocol
 
 from trainctl.node_agent.conductor.events import RankEnded, RankReturned
 from trainctl.node_agent.readings import sleep_clock
-from trainctl.node_agent.roles.role import Role
+from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.runs.launch import Launch
 from trainctl.node_agent.runs.session import Session
@@ -18,7 +18,7 @@ from trainctl.protocol.messages.events import NodeState
 class _Leading(Protocol):
     """The parts of this agent's leading that peers' reports reach."""
 
-    role: Role
+    role: AgentRole
     peers: Peers
     launch: Launch
     superseded: str
