@@ -22,7 +22,7 @@ UNFORMATTED: Final = "# fmt: " + "skip"
 MAX_POSITIONAL: Final = 6
 ALLOWED: Final[dict[tuple[str, str], int]] = {
     ("benchmarks", "format"): 42,
-    ("node_agent", "alias"): 21,
+    ("node_agent", "alias"): 20,
     ("node_agent", "format"): 8,
     ("node_agent", "parameters"): 6,
     ("protocol", "format"): 27,
