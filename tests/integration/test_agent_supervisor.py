@@ -29,7 +29,7 @@ from tests.tiers import scale
 from tests.waiting import HANG_SECONDS, slowness, until
 
 from trainctl.node_agent.__main__ import STEADY_SECONDS
-from trainctl.node_agent.services import service_file
+from trainctl.node_agent.services import service
 from trainctl.protocol.client import BlockingClient
 from trainctl.protocol.config.names import node_directory
 from trainctl.protocol.messages import FactsRequest
@@ -191,7 +191,7 @@ class Unit(AgentProcess):
     def start(self) -> "Unit":
         """Start, or start again on the same ports, as ExecStart, Environment, UMask and the rest have it."""
         words = (
-            *service_file.own_command(),
+            *service.own_command(),
             "run",
             "--name",
             self.name,
@@ -201,7 +201,7 @@ class Unit(AgentProcess):
             self.address,
         )
         words += ("--no-keys", "--exit-if-stalled", str(STALL_SECONDS))
-        unit = service_file.unit(service_file.Service(self.name, words, "system", "root", self.directory / "logs"))
+        unit = service.unit(service.Service(self.name, words, "system", "root", self.directory / "logs"))
         (command,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
         given = dict(
             shlex.split(line)[0].split("=", 1) for line in re.findall(r"^Environment=(.*)$", unit, re.MULTILINE)

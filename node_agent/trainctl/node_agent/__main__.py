@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from trainctl.node_agent.services.watchdog import EXIT_STATUS
+from trainctl.protocol.errors import CRASH_STATUS
 from trainctl.protocol.machine.process_title import set_title
 
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -113,7 +113,7 @@ class Supervisor:
         """
         if self._is_ending or not self._has_served or -status in PASSED_ON:
             return False
-        return status < 0 or status == EXIT_STATUS or not self._is_ready
+        return status < 0 or status == CRASH_STATUS or not self._is_ready
 
     def _wait_before_restart(self, status: int) -> None:
         how = signal.Signals(-status).name if status < 0 else f"status {status}"

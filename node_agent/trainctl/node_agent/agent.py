@@ -42,8 +42,7 @@ from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.context import AgentContext
-from trainctl.node_agent.services.caffeinate import Caffeinate
-from trainctl.node_agent.services.service_file import GRACE_SECONDS
+from trainctl.node_agent.services.service import GRACE_SECONDS
 from trainctl.node_agent.services.spot_notice import SpotNotice
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
@@ -221,7 +220,6 @@ class Agent:
         self._router = Router(replies, self._query_context, self._work_lead, self._calibrations)
         self._reader = self._options.reader or HostReader(self.node, self.directory)
         self._processes = ProcessMeter()
-        self._caffeinate = Caffeinate()
         self._advertisement = Advertisement(self.node, self.address, context.version, self.public_key)
         if self._exporter is not None:
             self._exporter.attend(self._query_context, self.publisher)
@@ -437,7 +435,6 @@ class Agent:
                 if time.monotonic() >= look_at:
                     directory = self._query_context.run_directory(None)  # here: the db is this thread's
                     await asyncio.to_thread(self._processes.find, directory)
-                    await asyncio.to_thread(self._caffeinate.keep, self._processes.trainers)
                     look_at = time.monotonic() + PROCESSES_SECONDS
                 self._tell_reading(self._read_host(time.time()))
             session, age = self._lead.session, None

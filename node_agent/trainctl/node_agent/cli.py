@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shlex
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -15,8 +16,7 @@ import typer
 
 from trainctl.node_agent.exporter.listen_address import EXAMPLE, ListenAddress, check, parse
 from trainctl.node_agent.services import service_commands
-from trainctl.node_agent.services.detached import detached
-from trainctl.node_agent.services.service_file import GRACE_SECONDS
+from trainctl.node_agent.services.service import GRACE_SECONDS
 from trainctl.protocol.client.local_agents import registered
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
 from trainctl.protocol.config.cluster_file import Cluster, check_hooks, default_path, read_default
@@ -148,7 +148,7 @@ def run(
     if not name:
         _name_others(node, state)
     if detach:
-        detached(node_directory(node, state))
+        _detach(node_directory(node, state))
         return
     nodes = _cluster_of(node, cluster)
     if listen is None and nodes.nodes:
@@ -178,6 +178,38 @@ def _name_others(node: str, state: Path | None) -> None:
     if others:
         names = ", ".join(others)
         print(f"trainctl-agent: this is {node}; runs here are of {names}: --name {others[0]}", file=sys.stderr)
+
+
+def _detach(folder: Path) -> None:
+    """Start this command line without the option, with what it prints in the node's folder, and print the line that
+    says where the agent listens, with the process that stays: its supervisor. Raises InvalidInputError, and typer.Exit
+    if the agent doesn't start, with its reason on standard error."""
+    log = folder / "logs" / "started.log"
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "trainctl.node_agent",
+        *(word for word in sys.argv[1:] if word != "--detach"),
+    ]
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as said:  # not emptied: another agent may write to it
+            begin = said.tell()
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+            )
+    except OSError as error:
+        raise InvalidInputError(str(log), f"can't be written: {error.strerror}") from None
+    assert process.stdout is not None
+    with process.stdout as out:
+        if line := out.readline():
+            print(json.dumps(json.loads(line) | {"pid": process.pid}))
+            return
+    status = process.wait()
+    with contextlib.suppress(OSError):
+        print(log.read_bytes()[begin:].decode("utf-8", "replace").rstrip(), file=sys.stderr)
+    raise typer.Exit(status)
 
 
 def _metrics_address(node: str, cluster: Cluster, text: str, *, anyone: bool) -> ListenAddress | None:

@@ -1,11 +1,11 @@
 """`trainctl-agent install`, `status` and `uninstall` as they are typed, with managers that note what they are told."""
 
-import getpass
 import json
 import os
 import plistlib
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent import cli
-from trainctl.node_agent.services import service_manager as machines
-from trainctl.node_agent.services.service_file import Service, content
-from trainctl.node_agent.services.service_manager import Manager, ManagerError, NoManagerError, call, manager_here
+from trainctl.node_agent.services import service as machines
+from trainctl.node_agent.services import service_commands
+from trainctl.node_agent.services.service import Manager, ManagerError, NoManagerError, call, manager_here
 
 RELOAD, ENABLE = "systemctl --user daemon-reload", "systemctl --user enable trainctl-agent.service"
 RESTART, STOP = (f"systemctl --user {verb} trainctl-agent.service" for verb in ("restart", "stop"))
@@ -36,21 +36,23 @@ def managers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Managers:
 
 
 class Typed:
-    """Types command lines of the agent, for this user's services."""
+    """Types command lines of the agent, for this user's services or, with an empty `scope`, the machine's."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
 
-    def __call__(self, *words: str, manager: str = "systemd") -> tuple[int, str, str]:
+    def __call__(
+        self, *words: str, manager: str = "systemd", scope: tuple[str, ...] = ("--user",)
+    ) -> tuple[int, str, str]:
         """Exit code, standard output and standard error."""
-        words = (words[0], "--user", "--manager", manager, *words[1:])
+        words = (words[0], *scope, "--manager", manager, *words[1:])
         self._monkeypatch.setattr(sys, "argv", ["trainctl-agent", *words])
         status = cli.main()
         out, err = self._capsys.readouterr()
         return status, out, err
 
-    def json(self, *words: str, manager: str = "systemd", status: int = 0) -> dict[str, Any]:
-        code, out, err = self(*words, "--json", manager=manager)
+    def json(self, *words: str, status: int = 0, **options: Any) -> dict[str, Any]:
+        code, out, err = self(*words, "--json", **options)
         assert code == status, out + err
         found = json.loads(out)
         assert found["ok"] is (status in (0, 3, 4))
@@ -149,15 +151,14 @@ def test_a_manager_that_cannot_be_reached_is_as_good_as_none_and_nothing_is_done
         ": Failed to connect to bus: No medium found"
     )
     assert managers.calls() == [] and not managers.unit.exists()
-    shown = typed.json("install", "--name", "studio", "--dry-run")
-    assert "shown as if nothing were installed: systemctl" in shown["remarks"][0] and shown["content"]
+    assert typed.json("install", "--name", "studio", "--dry-run")["content"]
 
 
 def test_launchd_from_install_to_uninstall(managers: Managers, typed: Typed) -> None:
     at = f"gui/{os.getuid()}"
     lacks = "note: a LaunchAgent starts at login and stops at logout, and macOS asks for Local Network permission"
     shown = typed.json("install", "--name", "studio", "--dry-run", manager="launchd")["steps"]
-    assert shown[0].startswith(f"create {managers.home}") and shown[1] == f"write {managers.plist}"
+    assert shown[0] == f"write {managers.plist}"
     code, out, _ = typed("install", "--name", "studio", manager="launchd")
     assert code == 0 and lacks in out
     places = [
@@ -203,17 +204,15 @@ def test_a_machine_without_a_manager_or_without_root_is_refused(managers, monkey
         ("launchd", "Library/LaunchDaemons/trainctl.agent.plist"),
     ],
 )
-def test_a_service_of_the_machine_is_where_its_manager_looks(managers, tmp_path, monkeypatch, name, place) -> None:
-    manager = Manager("system", name, tmp_path / "root")
-    monkeypatch.setenv("UNIT", str(tmp_path / "root" / place))
-    service = Service("studio", ("/bin/true",), "system", getpass.getuser(), tmp_path / "logs")
-    for step in manager.install_steps(manager.look(), service):
-        manager.perform(step, service)
-    assert (tmp_path / "root" / place).read_bytes() == content(service, name)
-    assert manager.settled().running and managers.calls()
-    for step in manager.uninstall_steps(manager.look()):
-        manager.perform(step)
-    assert not manager.file.exists() and not manager.look().running
+def test_a_service_of_the_machine_is_where_its_manager_looks(managers, typed, tmp_path, monkeypatch, name, place):
+    file, of_machine = tmp_path / "root" / place, {"manager": name, "scope": ()}
+    monkeypatch.setattr(service_commands, "Manager", partial(Manager, root=tmp_path / "root"))
+    monkeypatch.setenv("UNIT", str(file))
+    content = typed.json("install", "--name", "studio", "--dry-run", **of_machine)["content"]
+    assert typed.json("install", "--name", "studio", **of_machine)["running"] and managers.calls()
+    assert file.read_text() == content
+    assert typed.json("uninstall", **of_machine)["changed"] and not file.exists()
+    assert not typed.json("status", **of_machine, status=4)["running"]
 
 
 def test_the_installed_command_runs_from_anywhere(managers: Managers, typed: Typed, tmp_path: Path) -> None:

@@ -9,8 +9,18 @@ from typing import Any
 import pytest
 from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.services.service_file import UNIT, Service, installed_node, property_list, unit
-from trainctl.node_agent.services.service_manager import CALL_SECONDS, Manager, State, launchd_state, systemd_state
+from trainctl.node_agent.services.service import (
+    CALL_SECONDS,
+    UNIT,
+    Manager,
+    Service,
+    State,
+    installed_node,
+    launchd_state,
+    property_list,
+    systemd_state,
+    unit,
+)
 
 RUNS = State(loaded=True, enabled=True, running=True, pid=7, detail="active (running)")
 
@@ -94,12 +104,10 @@ def test_what_a_manager_says_of_a_service_is_its_state() -> None:
     assert systemd_state(waits) == State(loaded=True, detail="activating (auto-restart)")
     assert systemd_state("LoadState=not-found\nActiveState=inactive\nSubState=dead\nMainPID=0\n").loaded is False
     job = "system/trainctl.agent = {\n\tstate = running\n\tpid = 4711\n\tendpoints = {\n\t\tstate = active\n\t}\n}\n"
-    disabled = 'disabled services = {\n\t"com.x" => disabled\n\t"trainctl.agent" => enabled\n}\n'
-    assert launchd_state(job, disabled) == State(True, True, True, 4711, "running")
+    assert launchd_state(job) == State(True, True, True, 4711, "running")
     waiting = job.replace("state = running", "state = spawn scheduled").replace("\tpid = 4711\n", "")
-    assert launchd_state(waiting, "") == State(True, True, False, None, "spawn scheduled")
-    for word in ("disabled", "true"):  # since macOS 13, and before
-        assert not launchd_state(None, disabled.replace("enabled", word)).enabled
+    assert launchd_state(waiting) == State(True, True, False, None, "spawn scheduled")
+    assert not launchd_state(None).loaded
 
 
 @pytest.mark.parametrize(("grace", "seconds"), [("60.0", 120), ("110.5", 126), ("3600.0", 3615)])
@@ -118,16 +126,15 @@ def test_another_programs_file_names_no_node(data: bytes) -> None:
 
 def commands(steps: list[tuple[str, ...]]) -> list[str]:
     """The verb of each step, such as enable or write."""
-    return [step[0 if step[0] in ("create", "write", "rm") else 1] for step in steps]
+    return [step[0 if step[0] == "rm" else 1] for step in steps]
 
 
 def test_a_service_that_is_there_and_does_not_run_is_enabled_and_started() -> None:
     systemd, launchd = Manager("system", "systemd"), Manager("system", "launchd")
     there, runs = State(loaded=True, data=b"x"), State(True, True, True, 7, "running", b"x")
-    wanted = service(logs=Path("/tmp"))
-    assert commands(systemd.install_steps(there, wanted)) == ["write", "daemon-reload", "enable", "restart"]
-    assert commands(systemd.uninstall_steps(there)) == ["stop", "disable", "rm", "daemon-reload"]
-    assert commands(launchd.install_steps(State(data=b"x"), service())) == ["create", "write", "enable", "bootstrap"]
-    assert commands(launchd.install_steps(runs, wanted)) == ["write", "bootout", "enable", "bootstrap"]
-    assert commands(launchd.uninstall_steps(runs)) == ["bootout", "rm"]
-    assert launchd.install_steps(runs, wanted)[1][-1] == "system/trainctl.agent"
+    assert commands(systemd.start_commands(there, "ada")) == ["daemon-reload", "enable", "restart"]
+    assert commands(systemd.stop_commands(there)) == ["stop", "disable", "rm", "daemon-reload"]
+    assert commands(launchd.start_commands(State(data=b"x"), "ada")) == ["enable", "bootstrap"]
+    assert commands(launchd.start_commands(runs, "ada")) == ["bootout", "enable", "bootstrap"]
+    assert commands(launchd.stop_commands(runs)) == ["bootout", "rm"]
+    assert launchd.start_commands(runs, "ada")[0][-1] == "system/trainctl.agent"

@@ -1,4 +1,4 @@
-"""An agent under a supervisor: word to a real socket, an end when it stalls, a bounded log, a Mac awake."""
+"""An agent under a supervisor: word to a real socket, an end when it stalls, a bounded log."""
 
 import asyncio
 import contextlib
@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.node_agent.support.processes import ENVIRONMENT, wait_for
+from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.services import agent_log, watchdog
-from trainctl.node_agent.services.caffeinate import Caffeinate, to_begin
-from trainctl.node_agent.services.supervision import from_environment, supervised
-from trainctl.node_agent.services.watchdog import Stall
+from trainctl.node_agent.services import agent_log
+from trainctl.node_agent.services.supervision import LOOKS, Watchdog, from_environment, supervised
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import CRASH_STATUS
 from trainctl.protocol.messages.events import Notice
 from trainctl.protocol.record.log_format import read
 
@@ -103,8 +102,10 @@ def test_a_name_without_a_file_and_a_supervisor_that_is_gone_or_hangs(tmp_path: 
 
 
 def test_a_stall_is_counted_in_looks_so_that_a_machine_that_slept_has_none() -> None:
-    seen = Stall(look_seconds=4.0)
-    assert [seen.seen(count) for count in (1, 2, 2, 2, 3, 3)] == [0, 0, 4, 8, 0, 4]
+    watchdog = Watchdog(3600.0, lambda: None)
+    for _ in range(2):
+        watchdog.beat()
+        assert [watchdog.look() for _ in range(LOOKS + 1)] == [False] * LOOKS + [True]
 
 
 STALLS = """
@@ -139,7 +140,7 @@ def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path
         [sys.executable, "-c", STALLS, str(tmp_path), "1.0", way], env=ENVIRONMENT,
         capture_output=True, text=True, timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (watchdog.EXIT_STATUS, "turned\n")
+    assert (done.returncode, done.stdout) == (CRASH_STATUS, "turned\n")
     if way == "sleep_soundly":  # else the log can't be had, which is no reason to stay
         text = agent_log.path(tmp_path).read_text()
         assert " CRITICAL the event loop hung for " in text
@@ -188,37 +189,3 @@ def test_the_file_that_launchd_gives_is_begun_anew_when_it_is_long(tmp_path: Pat
                 [sys.executable, "-c", code], env=ENVIRONMENT, stderr=stream, timeout=HANG_SECONDS, check=True
             )
         assert boot.read_text() == after
-
-
-def test_only_a_mac_is_kept_awake_and_only_for_trainers_that_are_new() -> None:
-    assert to_begin("darwin", [5, 3, 4], [4]) == (3, 5)
-    assert to_begin("linux", [3], []) == ()
-
-
-@pytest.fixture
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    program, notes = tmp_path / "bin" / "caffeinate", tmp_path / "notes"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\n" + 'echo "$@" >> "$NOTES"\nexec tail -f /dev/null --pid="$3"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("NOTES", str(notes))
-    return notes
-
-
-def test_caffeinate_is_there_as_long_as_the_trainer_and_once(notes: Path) -> None:
-    with subprocess.Popen(["sleep", "60"]) as trainer:
-        wake = Caffeinate("darwin")
-        try:
-            wake.keep([trainer.pid])
-            wake.keep([trainer.pid])
-            held = wake.held[trainer.pid]
-            assert held is not None
-            wait_for(lambda: notes.exists() and notes.read_text().endswith("\n"))
-            assert notes.read_text() == f"-i -w {trainer.pid}\n"
-            assert os.getsid(held.pid) == held.pid != os.getsid(0)  # what ends the agent doesn't end it
-        finally:
-            trainer.kill()
-    wait_for(lambda: held.poll() is not None)
-    wake.keep([])
-    assert not wake.held

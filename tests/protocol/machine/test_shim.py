@@ -324,3 +324,22 @@ def test_a_role_is_read_from_a_title_only() -> None:
     # The library is loaded by those that are shown only.
     loaded = "import json, sys, trainctl.protocol.machine.process_title, trainctl.tui.cli.main; "
     assert run(loaded + "print(json.dumps('setproctitle' in sys.modules))") is False
+
+
+def test_an_idle_mac_stays_awake_as_long_as_the_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, notes = tmp_path / "bin" / "caffeinate", tmp_path / "notes"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" $$ >> {notes}\nexec tail -f /dev/null --pid="$3"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    with subprocess.Popen(["sleep", "60"]) as trainer:
+        try:
+            shim.keep_awake(trainer.pid, "linux")
+            shim.keep_awake(trainer.pid, "darwin")
+            wait_for(lambda: notes.exists() and notes.read_text().endswith("\n"))
+            *words, pid = notes.read_text().split()
+            assert words == ["-i", "-w", str(trainer.pid)]
+            assert os.getsid(int(pid)) == int(pid) != os.getsid(0)  # what ends the shim's group doesn't end it
+        finally:
+            trainer.kill()
+    wait_for(lambda: shim.start_time(int(pid)) is None)

@@ -14,31 +14,31 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from trainctl.node_agent.services.service_file import (
+from trainctl.node_agent.services.service import (
     BOOT_LOG,
+    STALL_SECONDS,
     UNIT,
-    Scope,
-    Service,
-    content,
-    installed_node,
-    own_command,
-)
-from trainctl.node_agent.services.service_manager import (
     Command,
     Manager,
     ManagerError,
     NoManagerError,
+    Service,
     State,
+    call,
+    content,
+    installed_node,
     manager_here,
+    own_command,
 )
 from trainctl.protocol.config import addresses, cluster_file, env_policy, names
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError
+from trainctl.protocol.files.durable_files import make_folder, write_file
 
 NOT_RUNNING, NOT_INSTALLED = 3, 4
 """Exit codes of `status`, the same as systemctl's."""
 CARRIED = ("TRAINCTL_CLUSTER", "TRAINCTL_KEYS", "XDG_CONFIG_HOME")
 """Variables that name places: the service gets those that this shell has."""
-STALL_OPTION, STALL_SECONDS = "--exit-if-stalled", 30
+STALL_OPTION = "--exit-if-stalled"
 _STATE = {"systemd": ".local/state/trainctl", "launchd": "Library/Application Support/trainctl"}
 _CODES = ((NoManagerError, "no-service-manager"), (NotAuthorisedError, "not-authorised"), (InvalidInputError, "usage"))
 _AS_ROOT = "the agent and its trainers run as root; to change the user, add --run-as"
@@ -84,42 +84,28 @@ def install(
     """
     with _errors(json):
         options, words = _run_options(context)
-        variables = _variables(env or [])
         machine = _manager(user, manager)
         if user and nice is not None and nice < 0:
             raise InvalidInputError("--nice", f"a user may not set {nice}; install a system service instead")
-        service = _service(machine, _owner(machine.scope, run_as), options, words, nice, variables)
-        data, state = content(service, machine.name), State()
-        remarks = [_AS_ROOT] if service.scope == "system" and service.user == "root" else []
-        remarks += [_LAUNCH_AGENT] if machine.name == "launchd" and service.scope == "user" else []
-        try:
-            state = machine.look()
-        except (ManagerError, NoManagerError) as error:
-            if not dry_run:
-                raise
-            remarks.append(f"shown as if nothing were installed: {error}")  # this may be another kind of machine
+        service = _service(machine, run_as, options, words, nice, _variables(env or []))
+        data = content(service, machine.name)
+        remarks = [_AS_ROOT] if not user and service.user == "root" else []
+        remarks += [_LAUNCH_AGENT] if user and machine.name == "launchd" else []
+        state = State() if dry_run else machine.look()
         is_current = state.data == data and state.running and state.enabled
-        steps = [] if is_current else machine.install_steps(state, service)
-        otherwise = "no change: already installed with these settings and running"
-        _show(machine, steps, otherwise, data.decode(), dry_run=dry_run, json=json)
+        commands = [] if is_current else machine.start_commands(state, service.user)
+        steps = [] if is_current else [f"write {machine.file}", *map(shlex.join, commands)]
+        _show(steps, "no change: already installed with these settings and running", data, json=json)
         if dry_run:
-            _finish("", remarks, json, **_changes(steps), dry_run=True, content=data.decode())
+            _say("", remarks, json, changed=True, steps=steps, dry_run=True, content=data.decode())
             return
-        log = f"{service.logs / 'agent.log'}, or journalctl {'--user ' if user else ''}-u {UNIT}"
-        log = str(service.logs / BOOT_LOG) if machine.name == "launchd" else log
-        for step in [*steps]:
-            try:
-                machine.perform(step, service)
-            except ManagerError as error:
-                if step[0] != "loginctl":
-                    raise ManagerError(f"{error}; for the reason, see {log}") from None
-                steps.remove(step)
-                remarks.append(f"the service ends at logout unless an administrator runs: {shlex.join(step)}")
-        state = state if is_current else machine.settled()
+        if steps:
+            remarks += _start(machine, service, data, commands)
+            state = machine.settled()
         if not state.running:
-            raise ManagerError(f"installed, but not running ({state.detail}); see {log}")
+            raise ManagerError(f"installed, but not running ({state.detail}); see {_log(machine, service)}")
         fields = _status_fields(machine, state)
-        _finish(_status_text(fields), remarks, json, **_changes(steps), **fields)
+        _say(_status_text(fields), remarks, json, changed=bool(steps), steps=steps, **fields)
 
 
 def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, json: Json = False) -> None:
@@ -131,18 +117,21 @@ def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, jso
     with _errors(json):
         machine = _manager(user, manager)
         state = machine.look()
-        steps = machine.uninstall_steps(state)
-        _show(machine, steps, f"no change: there is no {machine.file}", dry_run=dry_run, json=json)
+        commands = machine.stop_commands(state)
+        steps = [*map(shlex.join, commands)]
+        _show(steps, f"no change: there is no {machine.file}", json=json)
         if dry_run:
-            _finish("", [], json, **_changes(steps), dry_run=True, content=None)
+            _say("", [], json, changed=bool(steps), steps=steps, dry_run=True, content=None)
             return
-        for step in steps:
-            machine.perform(step)
+        if steps:
+            machine.check_allowed()
+        for command in commands:
+            call(command)
         owner = installed_node(state.data or b"")
         folder = str(owner[1].parent.parent) if owner else ""
         remark = f"left in place: runs and logs in {folder}, and keys" if owner else "runs, logs and keys stay in place"
         text = f"removed {machine.file}" if steps else ""
-        _finish(text, [remark], json, **_changes(steps), file=str(machine.file), state=folder)
+        _say(text, [remark], json, changed=bool(steps), steps=steps, file=str(machine.file), state=folder)
 
 
 def status(user: User = False, manager: Named = "", json: Json = False) -> None:
@@ -156,9 +145,37 @@ def status(user: User = False, manager: Named = "", json: Json = False) -> None:
         other = _manager(not user, machine.name)
         is_other = not fields["installed"] and other.file.exists()
         remarks = [f"there is also a {other.scope} service: {other.file}"] if is_other else []
-        _finish(_status_text(fields), remarks, json, **fields)
+        _say(_status_text(fields), remarks, json, **fields)
         if not fields["running"]:
             raise typer.Exit(NOT_RUNNING if fields["installed"] else NOT_INSTALLED)
+
+
+def _start(machine: Manager, service: Service, data: bytes, commands: list[Command]) -> list[str]:
+    """Write the file and run the commands; return remarks. Raises NotAuthorisedError, OSError or ManagerError."""
+    machine.check_allowed()
+    remarks = []
+    if machine.name == "launchd":  # it makes the boot log, but not its folder
+        for missing in reversed([path for path in (service.logs, *service.logs.parents) if not path.exists()]):
+            missing.mkdir(mode=0o700)
+            if os.geteuid() == 0:
+                entry = pwd.getpwnam(service.user)
+                os.chown(missing, entry.pw_uid, entry.pw_gid)
+    make_folder(machine.file.parent)
+    write_file(machine.file, data, 0o644)  # both managers want others to read it
+    for command in commands:
+        try:
+            call(command)
+        except ManagerError as error:
+            if command[0] != "loginctl":
+                raise ManagerError(f"{error}; for the reason, see {_log(machine, service)}") from None
+            remarks.append(f"the service ends at logout unless an administrator runs: {shlex.join(command)}")
+    return remarks
+
+
+def _log(machine: Manager, service: Service) -> str:
+    if machine.name == "launchd":
+        return str(service.logs / BOOT_LOG)
+    return f"{service.logs / 'agent.log'}, or journalctl {'--user ' if machine.scope == 'user' else ''}-u {UNIT}"
 
 
 # ---------------------------------------------------------------- from options to a service
@@ -222,32 +239,33 @@ def _variables(env: list[str]) -> dict[str, str]:
     return variables
 
 
-def _caller() -> str:
+def _owner(user: bool, run_as: str) -> tuple[str, Path, bool]:
+    """Return the user who runs the service, that user's home, and whether it is the caller."""
     try:
-        return pwd.getpwuid(os.geteuid()).pw_name
+        caller = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         problem = f"user id {os.geteuid()} has no name here; give a user with --run-as"
         raise InvalidInputError("--run-as", problem) from None
-
-
-def _owner(scope: Scope, run_as: str) -> str:
-    caller = _caller()
-    if scope == "user":
-        if run_as not in ("", caller):
-            raise InvalidInputError("--run-as", f"only {run_as} can install that user's service; run this as {run_as}")
-        return caller
-    return run_as or (os.environ.get("SUDO_USER", "") if os.geteuid() == 0 else "") or caller
+    if user and run_as not in ("", caller):
+        raise InvalidInputError("--run-as", f"only {run_as} can install that user's service; run this as {run_as}")
+    owner = run_as or (os.environ.get("SUDO_USER", "") if not user and os.geteuid() == 0 else "") or caller
+    try:
+        return owner, Path(pwd.getpwnam(owner).pw_dir), owner == caller
+    except KeyError:
+        raise InvalidInputError("--run-as", f"no user {owner!r} on this machine") from None
 
 
 def _service(
-    machine: Manager, owner: str, options: dict[str, Any], words: list[str], nice: int | None, variables: dict[str, str]
+    machine: Manager,
+    run_as: str,
+    options: dict[str, Any],
+    words: list[str],
+    nice: int | None,
+    variables: dict[str, str],
 ) -> Service:
     """Return the service with its node's name and state folder written out: a host may be renamed, and a service knows
     little of a shell's environment."""
-    try:
-        home, is_own = Path(pwd.getpwnam(owner).pw_dir), owner == _caller()
-    except KeyError:
-        raise InvalidInputError("--run-as", f"no user {owner!r} on this machine") from None
+    owner, home, is_own = _owner(machine.scope == "user", run_as)
     node, default = options["name"], names.state_root() if is_own else home / _STATE[machine.name]
     state = (options["state"] or default).absolute()
     words = ["--name", node, "--state", str(state), *words]
@@ -268,24 +286,13 @@ def _service(
 # ---------------------------------------------------------------- output
 
 
-def _show(
-    machine: Manager, steps: list[Command], otherwise: str, content: str = "", *, dry_run: bool, json: bool
-) -> None:
-    """Print what will be done, or with a dry run would be. Raises NotAuthorisedError for what this user may not do."""
-    if steps and not dry_run:
-        machine.check_allowed()
-    lines = [] if steps else [otherwise]
-    for step in steps:
-        verb = "" if step[0] in ("create", "write") else "run "
-        lines.append(f"{'would ' if dry_run else ''}{verb}{shlex.join(step)}")
-        if step[0] == "write":
-            lines += [f"    {line}".rstrip() for line in content.splitlines()]
-    if not json:
-        print("\n".join(lines), flush=True)
-
-
-def _changes(steps: list[Command]) -> dict[str, Any]:
-    return {"changed": bool(steps), "steps": [shlex.join(step) for step in steps]}
+def _show(steps: list[str], otherwise: str, data: bytes = b"", *, json: bool) -> None:
+    """Print what will be done, before it is: each step, and after that of the file its content."""
+    for step in [] if json else steps or [otherwise]:
+        is_file = step.startswith("write ")
+        print(step if is_file or not steps else f"run {step}", flush=True)
+        for line in data.decode().splitlines() if is_file else ():
+            print(f"    {line}".rstrip(), flush=True)
 
 
 def _status_fields(machine: Manager, state: State) -> dict[str, Any]:
@@ -317,13 +324,12 @@ def _status_text(fields: dict[str, Any]) -> str:
     return "\n".join(f"{name:<9} {value}" for name, value in words.items() if value not in (None, ""))
 
 
-def _finish(text: str, remarks: list[str], json: bool, **fields: Any) -> None:
+def _say(text: str, remarks: list[str], json: bool, **fields: Any) -> None:
     if json:
         print(json_text.dumps({"ok": True, **fields, "remarks": remarks}))
         return
-    for line in (text, *(f"note: {remark}" for remark in remarks)):
-        if line:
-            print(line)
+    for line in filter(None, (text, *(f"note: {remark}" for remark in remarks))):
+        print(line)
 
 
 @contextlib.contextmanager

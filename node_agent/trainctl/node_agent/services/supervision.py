@@ -3,9 +3,12 @@ its beats; and keeps a log."""
 
 import asyncio
 import contextlib
+import faulthandler
 import os
 import resource
 import socket
+import sys
+import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from importlib.metadata import version
@@ -14,13 +17,16 @@ from typing import IO, Protocol
 
 from trainctl.node_agent.services import agent_log
 from trainctl.node_agent.services.agent_log import log
-from trainctl.node_agent.services.watchdog import EXIT_STATUS, Watchdog
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol.errors import TrainctlError
+from trainctl.protocol.errors import CRASH_STATUS, TrainctlError
 
 BEAT_SECONDS = 1.0
 _BEATS = 4
 """Least number of beats within one limit."""
+LOOKS = 8
+"""Number of times the beat is checked within one limit."""
+TELL_SECONDS = 2.0
+"""Seconds the end waits for the log to be written."""
 
 
 # The protocol (sd_notify(3)) is one line of text to a socket. The libraries for it are either bindings to libsystemd,
@@ -76,10 +82,53 @@ def from_environment(environment: MutableMapping[str, str], pid: int | None = No
     return Notifier(address, int(microseconds) / 1e6 if address and counted else None)
 
 
+class Watchdog:
+    """A thread that ends the process if the event loop stalls, where no supervisor's watchdog does. What holds the
+    interpreter's own lock for so long stops this thread too."""
+
+    def __init__(self, limit_seconds: float, traces: Callable[[], IO[str] | None]) -> None:
+        """Before the end, the stacks of all threads are written to the file that `traces` returns."""
+        self._limit, self._traces = limit_seconds, traces
+        self._beats, self._seen, self._looks, self._over = 0, -1, 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stall guard", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def beat(self) -> None:
+        """The loop turns."""
+        self._beats += 1
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def look(self) -> bool:
+        """Return whether the loop has stalled for the limit. It is counted in looks, not by a clock: a machine that
+        slept, or a process that was stopped, made no looks either."""
+        self._looks = self._looks + 1 if self._seen == self._beats else 0
+        self._seen = self._beats
+        return self._looks >= LOOKS
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._limit / LOOKS):
+            if self.look():
+                # In a thread of its own: the loop may stall with the log's lock, or at the log's disk.
+                telling = threading.Thread(target=self._tell, daemon=True)
+                telling.start()
+                telling.join(TELL_SECONDS)
+                os._exit(CRASH_STATUS)  # sys.exit would end this thread only
+
+    def _tell(self) -> None:
+        text = "the event loop hung for %.1f s: the agent exits, and its supervisor restarts it"
+        log.critical(text, self._limit)
+        faulthandler.dump_traceback(self._traces() or sys.stderr, all_threads=True)
+
+
 class InternalError(TrainctlError):
     """A fault in the agent's own code, after which its supervisor starts it again."""
 
-    exit_code = EXIT_STATUS
+    exit_code = CRASH_STATUS
 
 
 class Working(Protocol):
@@ -122,7 +171,7 @@ async def supervised(
     notifier: Notifier, stall_seconds: float, doing: Callable[[], str], traces: Callable[[], IO[str] | None]
 ) -> AsyncIterator[None]:
     """`stall_seconds`: how long the event loop may stall before the process ends, 0 for as long as it likes."""
-    guard = Watchdog(stall_seconds, _tell_stall, traces) if stall_seconds else None
+    guard = Watchdog(stall_seconds, traces) if stall_seconds else None
     limits = [limit / _BEATS for limit in (notifier.watchdog_seconds, stall_seconds) if limit]
     notifier.ready(doing())
     beating = asyncio.create_task(_beat(notifier, guard, doing, min([BEAT_SECONDS, *limits])), name="supervision")
@@ -145,7 +194,3 @@ async def _beat(notifier: Notifier, guard: Watchdog | None, doing: Callable[[], 
         if guard is not None:
             guard.beat()
         await asyncio.sleep(seconds)
-
-
-def _tell_stall(seconds: float) -> None:
-    log.critical("the event loop hung for %.1f s: the agent exits, and its supervisor restarts it", seconds)

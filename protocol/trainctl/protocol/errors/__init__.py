@@ -21,6 +21,9 @@ from collections.abc import Iterator, Sequence
 START_ONE = "start one with trainctl-agent run, or try trainctl demo"
 """Advice for where no agent answers."""
 
+CRASH_STATUS = 70
+"""Exit status of an agent after a fault of its own, or a hung event loop: its supervisor starts it again."""
+
 
 class TrainctlError(Exception):
     """Anything this program says no with; its text is one line that names what, where and what would be right."""

@@ -96,6 +96,7 @@ def keep(command: list[str], record: Path, log: Path, log_limit: int = LOG_LIMIT
         with contextlib.suppress(BrokenPipeError):  # ended by someone who read the record before it could begin
             os.write(go_write, b"g")
         _show_title(record)
+        keep_awake(pid)
     finally:
         os.close(go_write)  # without a record the child reads the end of the pipe, and ends
         _, status = os.waitpid(pid, 0)
@@ -128,6 +129,14 @@ def _show_title(record: Path) -> None:
 
         rank = record.name.partition(".")[0].replace("-", " ")
         set_title("trainer parent", f"{rank} of {record.absolute().parent.name}")
+
+
+def keep_awake(pid: int, platform: str = sys.platform) -> None:
+    """Keep an idle Mac from sleep as long as a process lives; on other systems, do nothing."""
+    if platform == "darwin":
+        words, nothing = ["caffeinate", "-i", "-w", str(pid)], subprocess.DEVNULL
+        with contextlib.suppress(OSError):
+            subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
 
 
 def _watch_log(log: Path, limit: int) -> None:
