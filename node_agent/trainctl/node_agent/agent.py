@@ -16,10 +16,8 @@ import zmq
 import zmq.asyncio
 
 from trainctl.node_agent.alerts.service import AlertService
-from trainctl.node_agent.auth.access_list import REQUESTS
-from trainctl.node_agent.auth.audit import Audit
-from trainctl.node_agent.auth.authenticator import Authenticator
-from trainctl.node_agent.auth.revocation import Revocation, new_live_socket
+from trainctl.node_agent.auth.access_list import REQUESTS, Audit
+from trainctl.node_agent.auth.authenticator import Authenticator, Revocation, new_live_socket
 from trainctl.node_agent.calibration.calibration_host import CalibrationHost
 from trainctl.node_agent.calibration.link_meter import LinkMeter
 from trainctl.node_agent.calibration.stored_profiles import StoredProfiles

@@ -14,8 +14,7 @@ import zmq.asyncio
 from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 from tools.protocol_docs import examples
 
-from trainctl.node_agent.auth.access_list import LIVE, REQUESTS, AccessList, Rights
-from trainctl.node_agent.auth.audit import MOST_ENTRIES, Audit, Subject
+from trainctl.node_agent.auth.access_list import LIVE, MOST_ENTRIES, REQUESTS, AccessList, Audit, Rights, Subject
 from trainctl.node_agent.auth.authenticator import Authenticator
 from trainctl.node_agent.records.agent_db import MAX_REFUSALS, AgentDb
 from trainctl.node_agent.runs import preflight

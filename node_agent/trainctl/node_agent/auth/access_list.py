@@ -1,47 +1,31 @@
-"""The access list: which key may do what at this agent, by the list of keys and the cluster's nodes."""
+"""The access list: which key may do what at this agent, by the list of keys and the cluster's nodes; and the audit of
+what was refused, which agent.db gets at most once a second, bounded."""
 
+import time
 from typing import NamedTuple
 
+from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import (
-    AttachRun,
     AttendRequest,
-    AuditRequest,
-    CalibrateRequest,
     CalibrationsRequest,
     ClientRequest,
     Command,
     DiagnosisRequest,
-    DigestsRequest,
-    DiskRequest,
     DryRunRequest,
-    EditRun,
-    EndRun,
-    EndWork,
     EventsRequest,
     FactsRequest,
     GapRequest,
     HistoryRequest,
-    HookTestRequest,
     HostsRequest,
     HostWork,
     LinkRequest,
     LogRequest,
-    OpenWork,
     PairsRequest,
-    PeerClaim,
-    PeerEnd,
-    PeerHello,
-    PeerHost,
-    PeerKeep,
-    PeerPing,
-    PeerRelay,
-    PeerTrainer,
     PoliciesRequest,
     RecordRequest,
     RunsRequest,
-    RunSteps,
     SamplesRequest,
     SliceRequest,
     SnapshotRequest,
@@ -50,14 +34,43 @@ from trainctl.protocol.messages import (
     ToPeer,
     TraceRequest,
     WorkFileRequest,
-    WorkResultsRequest,
-    WorkRows,
     WorksRequest,
 )
 from trainctl.protocol.security.keys import Authorized, KeyFolder, Role
 
 REQUESTS, LIVE = "requests", "live"
 """The authenticator's domains: the socket for requests and the one that publishes."""
+FLUSH_SECONDS = 1.0
+SAME_SECONDS = 60.0
+"""Seconds within which refusals of the same thing are one entry with a count."""
+MOST_ENTRIES = 256
+"""Most different entries within that time, enough for every request and verb of three keys; further ones are counted in
+one."""
+
+Viewed = (
+    SnapshotRequest
+    | HistoryRequest
+    | GapRequest
+    | RunsRequest
+    | EventsRequest
+    | StepsRequest
+    | HostsRequest
+    | SamplesRequest
+    | PairsRequest
+    | PoliciesRequest
+    | DryRunRequest
+    | DiagnosisRequest
+    | AttendRequest
+    | FactsRequest
+    | StepProfilesRequest
+    | CalibrationsRequest
+    | RecordRequest
+)
+"""Requests of viewers. All that is in none of these unions is for operators alone."""
+Shared = LogRequest | TraceRequest | WorksRequest
+"""Requests of viewers, operators and agents."""
+OfAgents = ToPeer | HostWork | WorkFileRequest | SliceRequest | LinkRequest
+"""Messages of agents alone."""
 
 
 class Rights(NamedTuple):
@@ -68,66 +81,15 @@ class Rights(NamedTuple):
     nodes: frozenset[str] = frozenset()  # role node: those that it speaks for
 
     def objection(self, message: ClientRequest | ToPeer) -> str:
-        """Why it may not say this, empty if it may."""
-        is_node, allowed = self.role == "node", ""
-        of_agents = f"{self.name} is a node's agent; agents send no requests"
-        match message:
-            case (
-                PeerHello()
-                | PeerHost()
-                | PeerRelay()
-                | PeerEnd()
-                | PeerTrainer()
-                | PeerKeep()
-                | PeerClaim()
-                | PeerPing()
-                | HostWork()
-                | WorkFileRequest()
-                | SliceRequest()
-                | LinkRequest()
-            ):
-                return allowed if is_node else f"{self.name} has the role {self.role}; only agents may send this"
-            case LogRequest() | TraceRequest() | WorksRequest():
-                return allowed
-            case (
-                Command()
-                | AuditRequest()
-                | DigestsRequest()
-                | DiskRequest()
-                | AttachRun()
-                | RunSteps()
-                | EndRun()
-                | OpenWork()
-                | WorkRows()
-                | WorkResultsRequest()
-                | EndWork()
-                | CalibrateRequest()
-                | HookTestRequest()
-                | EditRun()
-            ):
-                if self.role == "viewer":
-                    return f"{self.name} is a viewer here; only an operator may send {what(message)}"
-                return of_agents if is_node else allowed
-            case (
-                SnapshotRequest()
-                | HistoryRequest()
-                | GapRequest()
-                | RunsRequest()
-                | EventsRequest()
-                | StepsRequest()
-                | HostsRequest()
-                | SamplesRequest()
-                | PairsRequest()
-                | PoliciesRequest()
-                | DryRunRequest()
-                | DiagnosisRequest()
-                | AttendRequest()
-                | FactsRequest()
-                | StepProfilesRequest()
-                | CalibrationsRequest()
-                | RecordRequest()
-            ):
-                return of_agents if is_node else allowed
+        """Return why it may not send this; empty if it may."""
+        is_node = self.role == "node"
+        if isinstance(message, OfAgents):
+            return "" if is_node else f"{self.name} has the role {self.role}; only agents may send this"
+        if isinstance(message, Shared):
+            return ""
+        if self.role == "viewer" and not isinstance(message, Viewed):
+            return f"{self.name} is a viewer here; only an operator may send {kind_of(message)}"
+        return f"{self.name} is a node's agent; agents send no requests" if is_node else ""
 
 
 class AccessList:
@@ -197,53 +159,73 @@ def _all_rights(table: Authorized, cluster: Cluster, revoked: frozenset[str]) ->
 
 
 def claimed_node(message: ClientRequest) -> str | None:
-    """The node that a request says it comes from, None if it says nothing."""
+    """Return the node that a request says it comes from; None if it says nothing."""
     match message:
         case SliceRequest() | LinkRequest():
             return message.node
         case HostWork():
             return message.lead
-        case (
-            SnapshotRequest()
-            | HistoryRequest()
-            | GapRequest()
-            | RunsRequest()
-            | EventsRequest()
-            | StepsRequest()
-            | HostsRequest()
-            | SamplesRequest()
-            | PairsRequest()
-            | PoliciesRequest()
-            | DryRunRequest()
-            | DiagnosisRequest()
-            | LogRequest()
-            | AttendRequest()
-            | FactsRequest()
-            | StepProfilesRequest()
-            | TraceRequest()
-            | RecordRequest()
-            | DigestsRequest()
-            | DiskRequest()
-            | AuditRequest()
-            | CalibrateRequest()
-            | CalibrationsRequest()
-            | AttachRun()
-            | RunSteps()
-            | EndRun()
-            | WorksRequest()
-            | OpenWork()
-            | WorkRows()
-            | WorkResultsRequest()
-            | EndWork()
-            | WorkFileRequest()
-            | Command()
-            | HookTestRequest()
-            | EditRun()
-        ):
+        case _:
             return None
 
 
-def what(message: ClientRequest | ToPeer) -> str:
-    """A message's kind, for the audit: "command pause", "snapshot-request"."""
+def kind_of(message: ClientRequest | ToPeer) -> str:
+    """Return a message's kind, for the audit: "command pause", "snapshot-request"."""
     kind = str(message.__struct_config__.tag)
     return f"{kind} {message.verb}" if isinstance(message, Command) else kind
+
+
+# ---------------------------------------------------------------- refusals
+
+
+class Subject(NamedTuple):
+    """Who was refused, and what."""
+
+    name: str  # of the key; empty: it has none here
+    key: str  # Z85; empty: none was shown
+    what: str  # "command pause", "connect"
+    why: str
+    address: str = ""  # where from, as far as it is known
+
+
+OTHERS = Subject("", "", "connect", "too many to list one by one")
+
+
+class _Entry:
+    def __init__(self, number: int, now: float) -> None:
+        self.number, self.first_at, self.last_at, self.count, self.kept = number, now, now, 0, False
+
+
+class Audit:
+    """Belongs to the agent's loop."""
+
+    def __init__(self, db: AgentDb) -> None:
+        self._ledger = db
+        self._last_number = db.last_refusal()
+        self._entries: dict[Subject, _Entry] = {}
+        self._flushed_monotonic = 0.0
+
+    def note(self, subject: Subject) -> None:
+        """One refusal, now."""
+        now = time.time()
+        entry = self._entries.get(subject)
+        if entry is None and len(self._entries) >= MOST_ENTRIES:
+            subject = OTHERS
+            entry = self._entries.get(subject)
+        if entry is None:
+            self._last_number += 1
+            entry = self._entries[subject] = _Entry(self._last_number, now)
+        entry.last_at, entry.count, entry.kept = now, entry.count + 1, False
+
+    def flush(self, *, force: bool = False) -> None:
+        """Keep what was noted; call it often. What the disk refuses is tried again with the next."""
+        new = {subject: entry for subject, entry in self._entries.items() if not entry.kept}
+        if not new or (not force and time.monotonic() - self._flushed_monotonic < FLUSH_SECONDS):
+            return
+        self._flushed_monotonic, now = time.monotonic(), time.time()
+        rows = [(one.number, one.first_at, one.last_at, one.count, *subject) for subject, one in new.items()]
+        if self._ledger.keep_refusals(rows):
+            for entry in new.values():
+                entry.kept = True
+            recent = {who: entry for who, entry in self._entries.items() if now - entry.first_at < SAME_SECONDS}
+            self._entries = recent
