@@ -32,9 +32,9 @@ from tests.deploy.support.manifests import (
 from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.exporter import listen_address
 from trainctl.protocol import messages as m
 from trainctl.protocol.config import addresses, cluster_file
+from trainctl.protocol.config.addresses import parse_listen
 from trainctl.protocol.config.env_policy import AGENT_OPTIONS
 from trainctl.protocol.wire.sockets import DEFAULT_PORT
 
@@ -218,7 +218,7 @@ def test_with_ipv6_the_comments_values_are_addresses_that_the_program_takes() ->
     values = {name: value.replace("$(POD_IP)", "fd00::7") for name, value in comments.items()}
     parts = addresses.split(values["TRAINCTL_AGENT_LISTEN"])
     assert (parts.hostname, parts.port) == ("fd00::7", DEFAULT_PORT)
-    assert listen_address.parse(values["TRAINCTL_AGENT_METRICS"], "here") == ("fd00::7", 9474)
+    assert parse_listen(values["TRAINCTL_AGENT_METRICS"], "here") == ("fd00::7", 9474)
 
 
 def test_the_programs_take_every_command_line_of_the_page() -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -25,8 +26,6 @@ from trainctl.node_agent.clients.query_context import QueryContext
 from trainctl.node_agent.clients.router import Replies, Router
 from trainctl.node_agent.conductor.events import Happened
 from trainctl.node_agent.copies.checkpoint_copies import CheckpointCopies
-from trainctl.node_agent.exporter.exporter import Exporter
-from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.readings import sleep_clock
 from trainctl.node_agent.readings.host import HostReader
@@ -51,12 +50,12 @@ from trainctl.node_agent.work.work_lead import WorkLead
 from trainctl.node_agent.work.worker_host import WorkerHost
 from trainctl.protocol import messages
 from trainctl.protocol.config import names
-from trainctl.protocol.config.addresses import live_beside
+from trainctl.protocol.config.addresses import ListenAddress, live_beside
 from trainctl.protocol.config.alert_rules import AlertHooks
 from trainctl.protocol.config.cluster_file import Cluster
 from trainctl.protocol.config.names import agent_address, node_directory, runtime_directory
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.machine.discovery import Advertisement
 from trainctl.protocol.record.paths import runs_directory
 from trainctl.protocol.security.keys import KeyFolder
@@ -122,7 +121,7 @@ class Agent:
         self._uses_keys = bind.needs_keys(node, listen, live, cluster, self._keys, no_keys=options.no_keys)
         self.node, self._cluster, self._wanted = node, cluster, (listen, live)
         self._authenticator: Authenticator | None = None
-        self._exporter: Exporter | None = None
+        self._exporter: Any = None
         self._runtime = partial(runtime_directory, self.directory)
         self._files = bind.SocketFiles(self._runtime)
         self._stopping = asyncio.Event()
@@ -168,7 +167,7 @@ class Agent:
         self._link = TrainerLink(self._context, self._runtime)
         self._files.keep(self.address, lambda: self._control)
         self._files.keep(self.live_address, lambda: self.publisher.socket)
-        self._exporter = Exporter(self._options.metrics) if self._options.metrics is not None else None
+        self._exporter = _exporter(self._options.metrics)
         return live
 
     def _assemble(self, live: zmq.asyncio.Socket) -> None:
@@ -477,6 +476,18 @@ class Agent:
             self._lead.session.read(reading)
         elif self._follower.followed is not None:
             self._follower.followed.recorder.host(reading)
+
+
+def _exporter(address: ListenAddress | None) -> Any:
+    """Return the agent's exporter, whose library may be missing; None without an address. Raises InvalidInputError."""
+    if address is None:
+        return None
+    try:
+        from trainctl.node_agent.exporter.exporter import Exporter
+    except ImportError:
+        problem = f"needs prometheus-client; {installing('prometheus')}"
+        raise InvalidInputError("--metrics", problem) from None
+    return Exporter(address)
 
 
 async def _every(seconds: float) -> AsyncIterator[float]:

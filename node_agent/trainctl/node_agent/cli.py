@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from trainctl.node_agent.exporter.listen_address import EXAMPLE, ListenAddress, check, parse
 from trainctl.node_agent.services import service_commands
 from trainctl.node_agent.services.service import GRACE_SECONDS
 from trainctl.protocol.client.local_agents import registered
+from trainctl.protocol.config.addresses import EXAMPLE_LISTEN, ListenAddress, check_listen, parse_listen
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook
 from trainctl.protocol.config.cluster_file import Cluster, check_hooks, default_path, read_default
 from trainctl.protocol.config.env_policy import AGENT_OPTIONS
@@ -84,7 +84,7 @@ def run(
     metrics: Annotated[
         str,
         typer.Option(
-            help=f"Serve Prometheus metrics at IP-ADDRESS:PORT, such as {EXAMPLE}; overrides the cluster file."
+            help=f"Serve Prometheus metrics at IP-ADDRESS:PORT, such as {EXAMPLE_LISTEN}; overrides the cluster file."
         ),
     ] = "",
     metrics_for_anyone: Annotated[
@@ -219,8 +219,8 @@ def _metrics_address(node: str, cluster: Cluster, text: str, *, anyone: bool) ->
     text = text or (entry.metrics if entry is not None else "")
     if not text:
         return None
-    place = parse(text, where)
-    check(place, where, cluster.trusted_networks, anyone=anyone)
+    place = parse_listen(text, where)
+    check_listen(place, where, cluster.trusted_networks, anyone=anyone)
     return place
 
 

@@ -10,9 +10,10 @@ from tests.node_agent.support import records
 from tests.node_agent.support.dashboard import DASHBOARD, queries
 
 from trainctl.node_agent.clients.query_context import LiveRun
-from trainctl.node_agent.exporter import catalogue, listen_address
-from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, Totals, after, readings
+from trainctl.node_agent.exporter import catalogue
+from trainctl.node_agent.exporter.samples import AgentSnapshot, Histogram, Totals, readings
 from trainctl.protocol import messages as m
+from trainctl.protocol.config.addresses import check_listen, parse_listen
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.events import CommandApplied
 
@@ -35,18 +36,18 @@ ALERTS = m.Alerts(node="a", alerts=(m.AlertView("disk:a", "disk", "warning", "fu
 def counted(*messages: m.Live) -> Totals:
     totals = Totals()
     for message in messages:
-        totals = after(totals, message)
+        totals.add(message)
     return totals
 
 
 def snapshot(
     live: LiveRun | None = None,
-    totals: Totals = Totals(),  # noqa: B008
+    totals: Totals | None = None,
     host: m.HostReading | None = None,
 ) -> AgentSnapshot:
     node = m.NodeView("a", "b00t", "tcp://x:1", "tcp://x:2", host, "1.0")
     peers = tuple(m.PeerView(name, "", None, state, 0.0) for name, state in PEERS.items())
-    return AgentSnapshot(10.0, 3.0, node, peers, (live,) if live is not None else (), None, totals)
+    return AgentSnapshot(10.0, 3.0, node, peers, (live,) if live is not None else (), None, totals or Totals())
 
 
 PEERS: dict[str, Any] = {"b": "connected", "c": "silent", "d": "unknown"}
@@ -183,13 +184,13 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     ],
 )
 def test_only_where_it_is_trusted(text: str, trusted: tuple[str, ...], fine: bool) -> None:
-    asked = listen_address.parse(text, "--metrics")
-    listen_address.check(asked, "--metrics", trusted, anyone=True)
+    asked = parse_listen(text, "--metrics")
+    check_listen(asked, "--metrics", trusted, anyone=True)
     if fine:
-        listen_address.check(asked, "--metrics", trusted)
+        check_listen(asked, "--metrics", trusted)
         return
     with pytest.raises(InvalidInputError, match=r"without a key: use 127.0.0.1:9474, .* --metrics-for-anyone"):
-        listen_address.check(asked, "--metrics", trusted)
+        check_listen(asked, "--metrics", trusted)
 
 
 @pytest.mark.parametrize(
@@ -197,4 +198,4 @@ def test_only_where_it_is_trusted(text: str, trusted: tuple[str, ...], fine: boo
 )
 def test_what_is_no_place_is_named(text: str) -> None:
     with pytest.raises(InvalidInputError, match=r"--metrics: .* is not IP-ADDRESS:PORT, such as 127.0.0.1:9474"):
-        listen_address.parse(text, "--metrics")
+        parse_listen(text, "--metrics")

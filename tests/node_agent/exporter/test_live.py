@@ -16,9 +16,9 @@ from tests.tui.support.simulated_cluster import SimulatedCluster, simulated_clus
 from tests.waiting import HANG_SECONDS, until
 
 from trainctl.node_agent.agent import Agent, Options
-from trainctl.node_agent.exporter import server
-from trainctl.node_agent.exporter.listen_address import ListenAddress
+from trainctl.node_agent.exporter import exporter
 from trainctl.protocol.client.client import Client
+from trainctl.protocol.config.addresses import ListenAddress
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import SnapshotRequest
 
@@ -58,7 +58,7 @@ async def test_scrapers_that_hang_hold_up_nobody(cluster: SimulatedCluster) -> N
     """Three times as many connections as it keeps, silent, half asked, or asked and never read."""
     at = (urllib.parse.urlsplit(cluster.metrics).hostname, urllib.parse.urlsplit(cluster.metrics).port)
     with contextlib.ExitStack() as stack:
-        hanging = [stack.enter_context(socket.create_connection(at, 10)) for _ in range(3 * server.MOST_CONNECTIONS)]
+        hanging = [stack.enter_context(socket.create_connection(at, 10)) for _ in range(3 * exporter.MOST_CONNECTIONS)]
         for number, one in enumerate(hanging):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             one.sendall((b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")[number % 3])

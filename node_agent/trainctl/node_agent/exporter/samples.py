@@ -1,12 +1,12 @@
-"""The endpoint's counters, and a snapshot as numbers with labels, by the names of the catalogue: pure."""
+"""The endpoint's counters, and a snapshot as numbers with labels, by the names of the catalogue."""
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
-
-import msgspec
 
 from trainctl.node_agent.clients.query_context import LiveRun
 from trainctl.node_agent.exporter.catalogue import (
@@ -36,107 +36,81 @@ from trainctl.protocol.messages import (
 )
 
 
-class RankTotals(msgspec.Struct, frozen=True):
+@dataclass
+class RankTotals:
     """Sums over one rank's parts of steps."""
 
     node: str
-    tokens: float = 0.0
-    samples: int = 0
-    replays: int = 0
-    phase_seconds: tuple[float, ...] = (0.0,) * len(PHASES)
+    counts: dict[str, float] = field(default_factory=dict)  # by the end of the exported name
+    phase_seconds: dict[str, float] = field(default_factory=dict)
 
 
-class RunTotals(msgspec.Struct, frozen=True):
+@dataclass
+class RunTotals:
     """Sums over one run, since its agent first heard of it."""
 
-    run: str
-    steps: int = 0
-    skipped: int = 0
-    tokens: float | None = None  # None: no step has said how many
-    weight: float | None = None
-    samples: int = 0
+    counts: dict[str, float] = field(default_factory=dict)  # by exported name; what no step has said isn't there
     step_seconds: float = 0.0
-    buckets: tuple[int, ...] = (0,) * (len(STEP_BUCKETS_SECONDS) + 1)  # steps in each, not summed up
-    ranks: dict[int, RankTotals] = {}  # replaced, never changed
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_SECONDS) + 1))  # steps in each
+    ranks: dict[int, RankTotals] = field(default_factory=dict)
 
 
-class Totals(msgspec.Struct, frozen=True):
+class Totals:
     """Sums since the agent started: of the active runs, and of those that ended after the last one began."""
 
-    runs: dict[str, RunTotals] = {}
-    ended: frozenset[str] = frozenset()  # of them; they go when another one begins
-    events: dict[tuple[str, str], int] = {}  # by kind and severity
-    commands: dict[tuple[str, str], int] = {}  # by verb and outcome
+    def __init__(self) -> None:
+        self.runs: dict[str, RunTotals] = {}
+        self.events: Counter[tuple[str, str]] = Counter()  # by kind and severity
+        self.commands: Counter[tuple[str, str]] = Counter()  # by verb and outcome
+        self._ended: set[str] = set()  # runs that go when another one begins
+
+    def add(self, message: Live) -> None:
+        """Count what has been published; gauges are no sums."""
+        match message:
+            case StepCommitted():
+                self._add_step(self._run(message.run), message)
+            case RankStep():
+                self._add_part(self._run(message.run), message)
+            case RunView(run=run, state=state):
+                (self._ended.discard if state in ACTIVE_RUN_STATES else self._ended.add)(run)
+            case Event():
+                self.events[message.kind, message.severity] += 1
+                if message.verb is not None and message.outcome is not None:
+                    self.commands[message.verb, message.outcome] += 1
+            case HostReading() | Alerts() | Sample():
+                pass
+
+    def _run(self, run: str) -> RunTotals:
+        if run not in self.runs:
+            self.runs = {name: totals for name, totals in self.runs.items() if name not in self._ended}
+            self._ended.clear()
+            self.runs[run] = RunTotals()
+        return self.runs[run]
+
+    @staticmethod
+    def _add_step(run: RunTotals, step: StepCommitted) -> None:
+        _count(run.counts, "steps_total", 1)
+        _count(run.counts, "skipped_steps_total", step.skipped is not None)
+        _count(run.counts, "tokens_total", step.tokens)
+        _count(run.counts, "weight_total", step.weight)
+        _count(run.counts, "samples_total", step.samples)
+        run.step_seconds += _finite(step.step_seconds)
+        run.buckets[bisect.bisect_left(STEP_BUCKETS_SECONDS, step.step_seconds)] += 1
+
+    @staticmethod
+    def _add_part(run: RunTotals, part: RankStep) -> None:
+        rank = run.ranks.setdefault(part.rank, RankTotals(part.node))
+        rank.node = part.node
+        _count(rank.counts, "tokens_total", part.tokens)
+        _count(rank.counts, "samples_total", part.samples)
+        _count(rank.counts, "replays_total", part.replays)
+        for phase in PHASES:
+            _count(rank.phase_seconds, phase, getattr(part.phases, phase))
 
 
-def after(totals: Totals, message: Live) -> Totals:
-    """The totals once a message has been published."""
-    match message:
-        case StepCommitted():
-            return _with_run(totals, _stepped(_of_run(totals, message.run), message))
-        case RankStep():
-            return _with_run(totals, _parted(_of_run(totals, message.run), message))
-        case RunView(run=run, state=state):
-            ended = totals.ended - {run} if state in ACTIVE_RUN_STATES else totals.ended | {run}
-            return msgspec.structs.replace(totals, ended=ended)
-        case Event():
-            return _happened(totals, message)
-        case HostReading() | Alerts() | Sample():
-            return totals  # gauges, or nothing to count
-
-
-def _of_run(totals: Totals, run: str) -> RunTotals:
-    return totals.runs.get(run) or RunTotals(run)
-
-
-def _with_run(totals: Totals, run: RunTotals) -> Totals:
-    if run.run in totals.runs:
-        return msgspec.structs.replace(totals, runs={**totals.runs, run.run: run})
-    active = {name: kept for name, kept in totals.runs.items() if name not in totals.ended}
-    return msgspec.structs.replace(totals, runs={**active, run.run: run}, ended=frozenset())
-
-
-def _stepped(run: RunTotals, step: StepCommitted) -> RunTotals:
-    buckets = list(run.buckets)
-    buckets[bisect.bisect_left(STEP_BUCKETS_SECONDS, step.step_seconds)] += 1
-    return msgspec.structs.replace(
-        run,
-        steps=run.steps + 1,
-        skipped=run.skipped + (step.skipped is not None),
-        tokens=_counted(run.tokens, step.tokens),
-        weight=_counted(run.weight, step.weight),
-        samples=run.samples + step.samples,
-        step_seconds=run.step_seconds + _finite(step.step_seconds),
-        buckets=tuple(buckets),
-    )
-
-
-def _parted(run: RunTotals, part: RankStep) -> RunTotals:
-    known = run.ranks.get(part.rank, RankTotals(part.node))
-    spent = (getattr(part.phases, name) for name in PHASES)
-    made = RankTotals(
-        part.node,
-        known.tokens + _finite(part.tokens),
-        known.samples + part.samples,
-        known.replays + part.replays,
-        tuple(before + _finite(more) for before, more in zip(known.phase_seconds, spent, strict=True)),
-    )
-    return msgspec.structs.replace(run, ranks={**run.ranks, part.rank: made})
-
-
-def _happened(totals: Totals, event: Event) -> Totals:
-    kind = event.kind, event.severity
-    events = {**totals.events, kind: totals.events.get(kind, 0) + 1}
-    commands = totals.commands
-    if event.verb is not None and event.outcome is not None:
-        ended = event.verb, event.outcome
-        commands = {**commands, ended: commands.get(ended, 0) + 1}
-    return msgspec.structs.replace(totals, events=events, commands=commands)
-
-
-def _counted(total: float | None, more: float | None) -> float | None:
-    """None for as long as no step says how many."""
-    return total if more is None else (total or 0.0) + _finite(more)
+def _count(counts: dict[str, float], name: str, more: float | None) -> None:
+    if more is not None:
+        counts[name] = counts.get(name, 0.0) + _finite(more)
 
 
 def _finite(value: float) -> float:
@@ -145,7 +119,8 @@ def _finite(value: float) -> float:
 
 
 class AgentSnapshot(NamedTuple):
-    """State of an agent at a moment, from which a scrape is answered; all immutable, so any thread may read it."""
+    """State of an agent at a moment, from which a scrape is answered; nothing changes in it, so any thread may read
+    it."""
 
     taken_monotonic: float
     started_at: float  # Unix seconds
@@ -180,11 +155,11 @@ def readings(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]
         yield from _run(live)
         yield from _alerts(live)
         yield from _ranks(live)
-    for totals in snapshot.totals.runs.values():
-        yield from _run_totals(totals)
+    for run, totals in snapshot.totals.runs.items():
+        yield from _run_totals(run, totals)
 
 
-def _given(prefix: str, labels: tuple[str, ...], *pairs: tuple[str, float | None]) -> Iterator[Reading]:
+def _known(prefix: str, labels: tuple[str, ...], *pairs: tuple[str, float | None]) -> Iterator[Reading]:
     for name, value in pairs:
         if value is not None:
             yield Reading(f"{prefix}_{name}", labels, value)
@@ -193,7 +168,7 @@ def _given(prefix: str, labels: tuple[str, ...], *pairs: tuple[str, float | None
 def _agent(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]:
     own = (snapshot.node.node,)
     yield Reading("trainctl_agent_info", (*own, snapshot.node.version, snapshot.node.boot), 1)
-    yield from _given(
+    yield from _known(
         "trainctl_agent",
         own,
         ("start_time_seconds", snapshot.started_at),
@@ -212,7 +187,7 @@ def _agent(snapshot: AgentSnapshot, now_monotonic: float) -> Iterator[Reading]:
 
 
 def _host(host: HostReading) -> Iterator[Reading]:
-    yield from _given(
+    yield from _known(
         "trainctl_host",
         (host.node,),
         ("read_timestamp_seconds", host.read_at),
@@ -226,9 +201,9 @@ def _host(host: HostReading) -> Iterator[Reading]:
         ("temperature_celsius", host.temperature_celsius),
     )
     for metric in HOST_METRICS:
-        yield from _given("trainctl_host", (host.node,), (metric.name, metric.of(host)))
+        yield from _known("trainctl_host", (host.node,), (metric.name, metric.of(host)))
     for number, gpu in enumerate(host.gpus):
-        yield from _given(
+        yield from _known(
             "trainctl_gpu",
             (host.node, str(number), gpu.name),
             ("utilization_ratio", _ratio(gpu.utilization_percent)),
@@ -250,7 +225,7 @@ def _processes(host: HostReading) -> Iterator[Reading]:
         labels = host.node, process.role, "" if process.rank is None else str(process.rank)
         groups.setdefault(labels, []).append(process)
     for labels, group in groups.items():
-        yield from _given(
+        yield from _known(
             "trainctl_agent_process",
             labels,
             ("memory_bytes", _sum([one.memory_bytes for one in group])),
@@ -275,7 +250,7 @@ def _run(live: LiveRun) -> Iterator[Reading]:
         1,
     )
     yield Reading("trainctl_run_state", (*run, view.state), 1)
-    yield from _given(
+    yield from _known(
         "trainctl_run",
         run,
         ("start_time_seconds", view.started_at),
@@ -285,7 +260,7 @@ def _run(live: LiveRun) -> Iterator[Reading]:
         ("cursor_samples", view.cursor),
         ("last_commit_timestamp_seconds", last.committed_at if last is not None else None),
     )
-    yield from _given(
+    yield from _known(
         "trainctl",
         run,
         ("generation_term", view.generation.term),
@@ -295,9 +270,9 @@ def _run(live: LiveRun) -> Iterator[Reading]:
         ("perplexity", view.perplexity),
     )
     for metric in RUN_METRICS if last is not None else ():
-        yield from _given("trainctl", run, (exported_name(metric.name), metric.of(last)))
+        yield from _known("trainctl", run, (exported_name(metric.name), metric.of(last)))
     for name, value in view.eval_values:
-        yield from _given("trainctl", run, (exported_name(name), value))
+        yield from _known("trainctl", run, (exported_name(name), value))
     for name, value in last.values.items() if last is not None else ():
         if name not in METRICS:
             yield Reading("trainctl_run_metric", (*run, name), value)
@@ -324,40 +299,25 @@ def _ranks(live: LiveRun) -> Iterator[Reading]:
     for rank in live.view.ranks:
         labels = run, rank.node, str(rank.rank)
         yield Reading("trainctl_rank_state", (*labels, rank.state), 1)
-        yield from _given("trainctl", labels, ("share_samples", rank.share), ("micro_batch_samples", rank.micro_batch))
+        yield from _known("trainctl", labels, ("share_samples", rank.share), ("micro_batch_samples", rank.micro_batch))
     for part in live.rank_steps:
         labels = run, part.node, str(part.rank)
         for metric in RANK_METRICS:
-            yield from _given("trainctl_rank", labels, (metric.name.removeprefix("rank_"), metric.of(part)))
+            yield from _known("trainctl_rank", labels, (metric.name.removeprefix("rank_"), metric.of(part)))
         for name, value in part.values.items():
             if name not in METRICS:
                 yield Reading("trainctl_rank_metric", (*labels, name), value)
 
 
-def _run_totals(totals: RunTotals) -> Iterator[Reading]:
-    run = (totals.run,)
+def _run_totals(run: str, totals: RunTotals) -> Iterator[Reading]:
     ends = (*(f"{end:g}" for end in STEP_BUCKETS_SECONDS), "+Inf")
     counts = tuple(zip(ends, accumulate(totals.buckets), strict=True))
-    yield Reading("trainctl_step_duration_seconds", run, Histogram(counts, totals.step_seconds))
-    yield from _given(
-        "trainctl",
-        run,
-        ("steps_total", totals.steps),
-        ("skipped_steps_total", totals.skipped),
-        ("tokens_total", totals.tokens),
-        ("weight_total", totals.weight),
-        ("samples_total", totals.samples),
-    )
+    yield Reading("trainctl_step_duration_seconds", (run,), Histogram(counts, totals.step_seconds))
+    yield from _known("trainctl", (run,), *totals.counts.items())
     for number, rank in totals.ranks.items():
-        labels = totals.run, rank.node, str(number)
-        yield from _given(
-            "trainctl_rank",
-            labels,
-            ("tokens_total", rank.tokens),
-            ("samples_total", rank.samples),
-            ("replays_total", rank.replays),
-        )
-        for phase, seconds in zip(PHASES, rank.phase_seconds, strict=True):
+        labels = run, rank.node, str(number)
+        yield from _known("trainctl_rank", labels, *rank.counts.items())
+        for phase, seconds in rank.phase_seconds.items():
             yield Reading("trainctl_rank_phase_seconds_total", (*labels, phase), seconds)
 
 

@@ -17,7 +17,6 @@ import zmq.asyncio
 
 from trainctl.node_agent.agent import Agent, Options
 from trainctl.node_agent.conductor import events as conductor_events
-from trainctl.node_agent.exporter.listen_address import ListenAddress
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.simulate import scenario
 from trainctl.node_agent.simulate.models import DeviceSpec, RealTime
@@ -27,6 +26,7 @@ from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE, HostedTrai
 from trainctl.node_agent.transport import bind
 from trainctl.protocol import messages
 from trainctl.protocol.config import cluster_file
+from trainctl.protocol.config.addresses import ListenAddress
 from trainctl.protocol.config.names import agent_address, node_directory
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.record import log_format

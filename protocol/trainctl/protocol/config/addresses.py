@@ -1,10 +1,12 @@
-"""Names of agents: their addresses, `tcp://host:port` or `ipc:///path`, and their public keys. Pure."""
+"""Names of agents: their addresses, `tcp://host:port` or `ipc:///path`, their public keys, and where they listen for
+Prometheus. Pure."""
 
 import ipaddress
 import os
 import re
 import sys
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from msgspec import Meta
@@ -99,3 +101,54 @@ def check_public(public: str) -> str:
     if not re.fullmatch(KEY_PATTERN, public):
         raise InvalidInputError("KEY", f"{public!r} is not a key: give the 40 characters from trainctl keys list")
     return public
+
+
+# ---------------------------------------------------------------- the Prometheus endpoint's
+
+EXAMPLE_LISTEN = "127.0.0.1:9474"
+
+
+class ListenAddress(NamedTuple):
+    """An address to listen at; port 0 is a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_listen(text: str, where: str) -> ListenAddress:
+    """`IP-ADDRESS:PORT` or `localhost:PORT`, IPv6 in brackets. Raises InvalidInputError naming `where`."""
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    host = "127.0.0.1" if host == "localhost" else host
+    if not is_ip(host) or not (port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise InvalidInputError(where, f"{text!r} is not IP-ADDRESS:PORT, such as {EXAMPLE_LISTEN}")
+    return ListenAddress(host, int(port))
+
+
+def check_listen(listen: ListenAddress, where: str, trusted: Sequence[str], *, anyone: bool = False) -> None:
+    """Refuse an address that untrusted machines can reach: the endpoint asks no one for a key. `anyone`: an option
+    of the agent says that this is meant. Raises InvalidInputError."""
+    if anyone or is_loopback(listen.host):
+        return
+    address = ipaddress.ip_address(listen.host)
+    if not address.is_unspecified and any(
+        address in ipaddress.ip_network(network, strict=False) for network in trusted
+    ):
+        return
+    raise InvalidInputError(
+        where,
+        f"anyone who can reach {listen} could read the metrics without a key: use {EXAMPLE_LISTEN}, an address in the "
+        f"cluster file's trusted_networks, or --metrics-for-anyone",
+    )
+
+
+def is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
