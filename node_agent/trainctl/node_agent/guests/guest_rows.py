@@ -24,44 +24,29 @@ EVAL_LOSS = "eval_loss"
 """The metric of a run that the record has a table for: a loss on held-out samples."""
 FIRST_GENERATION = Generation(1, 1)
 """First generation of an attached run; n grows each time that its program goes back to an earlier step."""
+_DESCRIBED = ("run", "name", "started_at", "steps", "kind", "weight_unit", "loss_unit")
+"""Fields of `RunView` that the program's own description has too."""
 
 
 def view_of(request: AttachRun, node: str, directory: str, generation: Generation, step: int) -> RunView:
-    """The run as its program describes it. No verb is taken: the loop is the program's own."""
-    ranks = tuple(
-        RankView(
-            rank=rank.rank,
-            node=rank.node or node,
-            state="run",
-            since_at=request.started_at,
-            share=None,
-            micro_batch=rank.micro_batch,
-            backend=rank.backend,
-            device=rank.device,
-            pid=rank.pid,
-        )
-        for rank in sorted(request.ranks, key=lambda rank: rank.rank)
-    )
+    """Return the run as its program describes it. No verb is taken: the loop is the program's own."""
+    unknown = dict.fromkeys(("global_batch", "samples", "cursor", "learning_rate"))
+    described = {name: getattr(request, name) for name in _DESCRIBED}
+    ranks = []
+    for rank in sorted(request.ranks, key=lambda rank: rank.rank):
+        said = msgspec.structs.asdict(rank) | {"node": rank.node or node}
+        ranks.append(RankView(state="run", since_at=request.started_at, share=None, **said))
     return RunView(
-        run=request.run,
-        name=request.name,
         state="running",
         lead=node,
         engine="",
         generation=generation,
         step=step,
-        steps=request.steps,
         plan_version=0,
-        global_batch=None,
-        samples=None,
-        cursor=None,
-        learning_rate=None,
-        started_at=request.started_at,
-        ranks=ranks,
+        ranks=tuple(ranks),
         directory=directory,
-        kind=request.kind,
-        weight_unit=request.weight_unit,
-        loss_unit=request.loss_unit,
+        **described,
+        **unknown,
     )
 
 
@@ -84,41 +69,26 @@ def committed(
 ) -> tuple[StepCommitted, tuple[RankStep, ...]]:
     """A step and its ranks' parts; `before` is the newest step that is recorded."""
     nodes = {rank.rank: rank.node for rank in view.ranks}
+    said = msgspec.structs.asdict(made)
+    del said["parts"]
     step = StepCommitted(
         run=view.run,
         generation=view.generation,
-        step=made.step,
-        committed_at=made.committed_at,
-        loss=made.loss,
-        weight=made.weight,
-        samples=made.samples,
-        learning_rate=made.learning_rate,
-        grad_norm=made.grad_norm,
         cursor=None,
-        global_batch=made.global_batch,
         plan_version=0,
-        step_seconds=made.step_seconds,
-        tokens=made.tokens,
         tokens_total=(before.tokens_total if before else 0.0) + (made.tokens or 0),
         weight_total=_sum(before.weight_total if before else None, made.weight),
         seconds_total=((before.seconds_total if before else None) or 0.0) + made.step_seconds,
-        values=made.values,
+        **said,
     )
     parts = tuple(
         RankStep(
             run=view.run,
             generation=view.generation,
             step=made.step,
-            rank=part.rank,
             node=nodes.get(part.rank, view.lead),
-            tokens=part.tokens,
-            samples=part.samples,
-            micro_batch=part.micro_batch,
             replays=0,
-            step_seconds=part.step_seconds,
-            phases=part.phases,
-            weight=part.weight,
-            values=part.values,
+            **msgspec.structs.asdict(part),
         )
         for part in made.parts
     )
@@ -155,22 +125,21 @@ def after_step(view: RunView, made: GuestStep, eval_loss: float | None) -> RunVi
 
 
 def silent(view: RunView, seconds: float, at: float) -> RunView:
-    """The view of a run whose program has been silent for `seconds`."""
-    why = f"its program has been silent for {seconds:.0f} s"
-    ranks = (msgspec.structs.replace(rank, state="lost", since_at=at, why=why) for rank in view.ranks)
-    return msgspec.structs.replace(view, ranks=tuple(ranks))
+    """Return the view of a run whose program has been silent for `seconds`."""
+    return _with_ranks(view, "lost", at, f"its program has been silent for {seconds:.0f} s")
 
 
 def heard(view: RunView, at: float) -> RunView:
-    """The view of a run whose program is heard again; itself if it was not silent."""
-    if all(rank.state == "run" for rank in view.ranks):
-        return view
-    ranks = (msgspec.structs.replace(rank, state="run", since_at=at, why="") for rank in view.ranks)
-    return msgspec.structs.replace(view, ranks=tuple(ranks))
+    """Return the view of a run whose program is heard again; itself if it was not silent."""
+    return view if all(rank.state == "run" for rank in view.ranks) else _with_ranks(view, "run", at)
 
 
 def ended(view: RunView, state: RunState, reason: str, at: float) -> RunView:
-    """The view of a run that is over."""
-    rank_state: RankState = "failed" if state == "failed" else "done"
-    ranks = (msgspec.structs.replace(rank, state=rank_state, since_at=at, why="") for rank in view.ranks)
-    return msgspec.structs.replace(view, state=state, reason=reason, ranks=tuple(ranks))
+    """Return the view of a run that is over."""
+    view = _with_ranks(view, "failed" if state == "failed" else "done", at)
+    return msgspec.structs.replace(view, state=state, reason=reason)
+
+
+def _with_ranks(view: RunView, state: RankState, at: float, why: str = "") -> RunView:
+    ranks = (msgspec.structs.replace(rank, state=state, since_at=at, why=why) for rank in view.ranks)
+    return msgspec.structs.replace(view, ranks=tuple(ranks))

@@ -6,10 +6,9 @@ The energy that its devices draw during a run is summed over the time for which 
 import dataclasses
 import os
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple, Self
 
 import msgspec
@@ -85,14 +84,6 @@ def drawn_watts(gpus: Iterable[m.GpuReading]) -> float | None:
     return sum(known) if known else None
 
 
-def counted(reading: m.HostReading | None, gap_seconds: float) -> Energy | None:
-    """Return what an agent before this one had counted, `gap_seconds` ago."""
-    if reading is None or reading.energy_since_at is None:
-        return None
-    gap_seconds += reading.energy_gap_seconds
-    return Energy(reading.energy_since_at, reading.energy_joules, gap_seconds)
-
-
 RESTART_SECONDS = 120.0
 """Seconds after which an earlier count belongs to an earlier life of the run and is not continued."""
 
@@ -118,26 +109,14 @@ class CpuMeter:
         return _percent(times.busy - before.busy, seconds)
 
 
-class MachineReader:
-    """Metrics of this machine that have no field of their own; `path` is on the disk that is read."""
-
-    def __init__(self, path: Path) -> None:
-        self._pressure, self._thermal, self._swap = PressureReader(), ThermalPressure(), SwapMeter()
-        self._rates = RateMeter(partial(machine_totals, path))
-
-    def read(self, trainer: int | None = None) -> dict[str, float]:
-        """By name; what can't be read has no entry. `trainer`: pid of a process whose control group counts."""
-        now, level = time.monotonic(), self._thermal.level()
-        heat = {} if level is None else {"thermal_pressure": float(level)}
-        return {**self._pressure.read(trainer), **self._swap.read(now), **self._rates.read(now), **heat}
-
-
 class HostReader:
     """Reads this machine; `path` is on the disk whose free space counts. Its `read` takes about a millisecond."""
 
     def __init__(self, node: str, path: Path, devices: Sequence[Watch] | None = None) -> None:
-        self._node, self._path, self._meter, self._machine = node, path, CpuMeter(), MachineReader(path)
+        self._node, self._path, self._cpu = node, path, CpuMeter()
         self._devices = watch_devices() if devices is None else tuple(devices)
+        self._pressure, self._thermal, self._swap = PressureReader(), ThermalPressure(), SwapMeter()
+        self._rates = RateMeter(partial(machine_totals, path))
         self._energy = EnergyMeter()
 
     def __enter__(self) -> Self:
@@ -147,20 +126,41 @@ class HostReader:
         self.close()
 
     def read(self, at: float, own_pids: Container[int] = (), trainer: int | None = None) -> HostReading:
-        """A reading stamped `at`, in Unix seconds. Processes with `own_pids` aren't others on a GPU; `trainer` is one
-        of them whose control group is read."""
-        values = self._machine.read(trainer)
-        reading = read_host(self._node, at, self._path, self._meter, self._devices, values)
-        reading = msgspec.structs.replace(reading, gpus=tuple(_without(gpu, own_pids) for gpu in reading.gpus))
-        self._energy.add(drawn_watts(reading.gpus), time.monotonic())
-        if (energy := self._energy.energy) is None:
-            return reading
-        return msgspec.structs.replace(
-            reading,
-            energy_joules=energy.joules,
-            energy_since_at=energy.since_at,
-            energy_gap_seconds=energy.gap_seconds,
+        """Return a reading stamped `at`, in Unix seconds, without waiting for anything. Processes with `own_pids`
+        aren't others on a GPU; `trainer` is one of them whose control group is read."""
+        now, cpu_percent, memory, disk = (
+            time.monotonic(),
+            self._cpu.percent(),
+            psutil.virtual_memory(),
+            _disk(self._path),
         )
+        latest = [watch.latest for watch in self._devices]
+        temperatures = [each.temperature_celsius for each in latest if each.temperature_celsius is not None]
+        gpus = tuple(_without(gpu, own_pids) for each in latest for gpu in each.gpus)
+        self._energy.add(drawn_watts(gpus), now)
+        energy = self._energy.energy
+        return HostReading(
+            node=self._node,
+            read_at=at,
+            cpu_percent=cpu_percent,
+            memory_used_bytes=memory.total - memory.available,
+            memory_total_bytes=memory.total,
+            disk_free_bytes=disk[0],
+            disk_total_bytes=disk[1],
+            load_1min=_load(),
+            temperature_celsius=max(temperatures, default=None),
+            gpus=gpus,
+            values=self._values(now, trainer),
+            energy_joules=energy.joules if energy is not None else None,
+            energy_since_at=energy.since_at if energy is not None else None,
+            energy_gap_seconds=energy.gap_seconds if energy is not None else 0.0,
+        )
+
+    def _values(self, now: float, trainer: int | None) -> dict[str, float]:
+        """Return metrics that have no field of their own, by name; what can't be read has no entry."""
+        values = {**self._pressure.read(trainer), **self._swap.read(now), **self._rates.read(now)}
+        single = {"thermal_pressure": self._thermal.level(), "cpu_steal_percent": self._cpu.steal_percent}
+        return values | {name: float(value) for name, value in single.items() if value is not None}
 
     def count_for(self, run: str | None, at: float, record: RunPaths | None = None) -> None:
         """Count the energy that devices draw for a run, None if none is active; an agent that was restarted continues
@@ -176,44 +176,15 @@ class HostReader:
 
 
 def _counted(record: RunPaths, node: str, at: float) -> Energy | None:
+    """Return what an agent before this one had counted, a little while ago."""
     try:
         with RecordReader(record) as reader:
             last = reader.last_host_reading(node)
     except InvalidInputError:
         return None
-    ago_seconds = at - last.read_at if last is not None else RESTART_SECONDS
-    return counted(last, ago_seconds) if 0 <= ago_seconds < RESTART_SECONDS else None
-
-
-def read_host(
-    node: str,
-    at: float,
-    path: Path,
-    meter: CpuMeter,
-    devices: Sequence[Watch] = (),
-    machine: Mapping[str, float] = MappingProxyType({}),
-) -> HostReading:
-    """One reading of this machine, without waiting for anything; `machine`: metrics by name that were read of it."""
-    cpu_percent, values = meter.percent(), dict(machine)
-    if meter.steal_percent is not None:
-        values["cpu_steal_percent"] = meter.steal_percent
-    memory = psutil.virtual_memory()
-    free, total = _disk(path)
-    readings = [watch.latest for watch in devices]
-    temperatures = [one.temperature_celsius for one in readings if one.temperature_celsius is not None]
-    return HostReading(
-        node=node,
-        read_at=at,
-        cpu_percent=cpu_percent,
-        memory_used_bytes=memory.total - memory.available,
-        memory_total_bytes=memory.total,
-        disk_free_bytes=free,
-        disk_total_bytes=total,
-        load_1min=_load(),
-        temperature_celsius=max(temperatures, default=None),
-        gpus=tuple(gpu for one in readings for gpu in one.gpus),
-        values=values,
-    )
+    if last is None or last.energy_since_at is None or not 0 <= at - last.read_at < RESTART_SECONDS:
+        return None
+    return Energy(last.energy_since_at, last.energy_joules, last.energy_gap_seconds + at - last.read_at)
 
 
 def _without(gpu: GpuReading, pids: Container[int]) -> GpuReading:

@@ -18,7 +18,7 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,7 +120,7 @@ def _network(sys_root: Path) -> Totals:
     every = {
         name: counted
         for name, counted in psutil.net_io_counters(pernic=True, nowrap=False).items()
-        if not _is_loopback(name)
+        if name not in ("lo", "lo0")
     }
     hardware = [counted for name, counted in every.items() if _is_hardware(name, sys_root)]
     counted = hardware or list(every.values())
@@ -130,10 +130,6 @@ def _network(sys_root: Path) -> Totals:
         "network_in_bytes_per_second": sum(one.bytes_recv for one in counted),
         "network_out_bytes_per_second": sum(one.bytes_sent for one in counted),
     }
-
-
-def _is_loopback(name: str) -> bool:
-    return name in ("lo", "lo0")
 
 
 @functools.lru_cache(64)
@@ -146,12 +142,8 @@ def _is_hardware(name: str, sys_root: Path) -> bool:
 def _tcp(proc: Path) -> Totals:
     """Return the totals in two lines that begin with `Tcp:`: names, and then values."""
     rows = [line.split() for line in lines_of(proc / "net" / "snmp") if line.startswith("Tcp:")]
-    known = dict(_pairs(rows))
+    known = dict(zip(*rows, strict=False)) if len(rows) == 2 else {}
     return {"retransmits_per_second": float(known["RetransSegs"])} if "RetransSegs" in known else {}
-
-
-def _pairs(rows: list[list[str]]) -> Iterator[tuple[str, str]]:
-    yield from zip(*rows, strict=False) if len(rows) == 2 else ()
 
 
 PRESSURES: Final = ("cpu", "io", "memory")
@@ -231,7 +223,7 @@ class ThermalPressure:
 
     def __init__(self, library: Any = None) -> None:
         """`library`: one with notify(3)'s functions; None: this system's own."""
-        self._library = library if library is not None else _own_library()
+        self._library = ctypes.CDLL(None) if library is None and sys.platform == "darwin" else library
         self._token = ctypes.c_int()
         known = self._library is not None
         self._known = known and self._library.notify_register_check(NOTIFICATION, ctypes.byref(self._token)) == _OK
@@ -242,7 +234,3 @@ class ThermalPressure:
         if not self._known or self._library.notify_get_state(self._token, ctypes.byref(state)) != _OK:
             return None
         return state.value if state.value < LEVELS else None
-
-
-def _own_library() -> Any:
-    return ctypes.CDLL(None) if sys.platform == "darwin" else None
