@@ -15,8 +15,7 @@ from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.protocol import messages as m
-from trainctl.protocol.calibration.calibration_lines import CalibrationPoint, CalibrationTrying
-from trainctl.protocol.calibration.profile import Pass
+from trainctl.protocol.calibration.profile import CalibrationPoint, CalibrationTrying, Pass
 from trainctl.protocol.machine import devices
 
 

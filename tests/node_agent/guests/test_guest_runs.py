@@ -28,7 +28,7 @@ class Life:
     def open(self) -> None:
         self.folder.mkdir(exist_ok=True)
         self.db = AgentDb(self.folder / "agent.db")
-        self.guests = GuestRuns("box", self.folder, self.db, self.published.append, lambda: self.now)
+        self.guests = GuestRuns("box", self.folder, self.db, self.published.append, clock=lambda: self.now)
 
     def close(self) -> None:
         self.guests.close()

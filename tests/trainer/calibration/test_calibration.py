@@ -15,14 +15,14 @@ import tomli_w
 from tests.tiers import is_soak
 from tests.waiting import HANG_SECONDS
 
-from trainctl.protocol.calibration.calibration_lines import (
+from trainctl.protocol.calibration.profile import (
     CalibrationLine,
     CalibrationPoint,
     CalibrationProgress,
     CalibrationTrying,
     CalibrationWaits,
+    key_of,
 )
-from trainctl.protocol.calibration.profile import key_of
 from trainctl.protocol.config import run_file
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.trainer import demo_assets

@@ -22,14 +22,15 @@ from trainctl.node_agent.calibration.link_meter import LinkMeter
 from trainctl.node_agent.calibration.stored_profiles import StoredProfiles
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs.context import AgentContext
-from trainctl.protocol.calibration.calibration_lines import (
+from trainctl.protocol.calibration.profile import (
     CalibrationLine,
     CalibrationPoint,
     CalibrationProgress,
     CalibrationTrying,
     CalibrationWaits,
+    DeviceProfile,
+    LinkRate,
 )
-from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate
 from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError
@@ -200,9 +201,8 @@ class CalibrationHost:
         return calibration
 
     def _ended(self, calibration: _Calibration) -> None:
-        """Also of one that was cancelled before it had begun; the second time it changes nothing."""
-        if self._newest is calibration:
-            self._role.is_calibrating = False
+        """Let runs start again; also after one that was cancelled before it had begun."""
+        self._role.is_calibrating = False
         if calibration.answer.state == "running":
             calibration.update(state="failed", problem="the calibration was cancelled")
 
@@ -231,7 +231,6 @@ class CalibrationHost:
             problem = f"{type(error).__name__}: {error}; {self._context.node}'s agent log has more"
             calibration.update(state="failed", problem=problem)
         finally:
-            self._ended(calibration)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
 

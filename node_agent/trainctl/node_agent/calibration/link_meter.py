@@ -4,7 +4,6 @@ Both sides send zeros at once, as the sum of gradients does, which is plain TCP 
 """
 
 import asyncio
-import contextlib
 import secrets
 import socket
 from collections.abc import Callable
@@ -64,58 +63,41 @@ class LinkMeter:
         self._role.check_no_work()
         host = addresses.host(self._context.address)
         server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1)
-        server.setblocking(False)
+        server.settimeout(CONNECT_SECONDS)
         self._token, self._port = request.token, server.getsockname()[1]
         self._role.is_calibrating = True  # no run starts meanwhile
-        self._task = asyncio.create_task(_answered(server, request.token), name="link")
-        self._task.add_done_callback(lambda _: self._finish(server))
+        self._task = asyncio.create_task(self._listen(server, request.token), name="link")
         return LinkReply(rid=request.rid, port=self._port)
 
     async def close(self) -> None:
-        """End the measurement that this node was asked for."""
+        """End the measurement that this node was asked for; its thread ends with the other side, or in time."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _finish(self, server: socket.socket) -> None:
-        server.close()
-        self._role.is_calibrating = False
+    async def _listen(self, server: socket.socket, token: str) -> float | None:
+        try:
+            with server:
+                return await asyncio.to_thread(_answered, server, token.encode())
+        finally:
+            self._role.is_calibrating = False
 
 
-async def _answered(server: socket.socket, token: str) -> float | None:
-    """Return the bytes per second received over the first connection; None if it isn't the right one, or breaks
-    off."""
+def _answered(server: socket.socket, token: bytes) -> float | None:
+    """Return the bytes per second received over the first connection; None if it doesn't begin with the token, or
+    breaks off."""
     try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            connection = await _accepted(server, token.encode())
-        with connection:
-            try:
-                return await asyncio.to_thread(_echoed, connection)
-            finally:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)  # ends the thread if this was cancelled
+        with server.accept()[0] as connection:
+            connection.settimeout(CONNECT_SECONDS)
+            received = b""
+            while len(received) < len(token) and (part := connection.recv(len(token) - len(received))):
+                received += part
+            if not secrets.compare_digest(received, token):
+                return None
+            echo(connection)
+            return exchange(connection, LINK_SECONDS, LINK_BYTES)
     except (OSError, ValueError):
         return None
-
-
-async def _accepted(server: socket.socket, token: bytes) -> socket.socket:
-    """Return the first connection. Raises OSError if it doesn't begin with the token."""
-    loop = asyncio.get_running_loop()
-    connection, _ = await loop.sock_accept(server)
-    with contextlib.ExitStack() as undo:
-        undo.callback(connection.close)
-        received = b""
-        while len(received) < len(token) and (part := await loop.sock_recv(connection, len(token) - len(received))):
-            received += part
-        if not secrets.compare_digest(received, token):
-            raise ConnectionRefusedError("the connection has another token")
-        undo.pop_all()
-    return connection
-
-
-def _echoed(connection: socket.socket) -> float:
-    echo(connection)
-    return exchange(connection, LINK_SECONDS, LINK_BYTES)
 
 
 def _called(host: str, port: int, token: str) -> tuple[float, float]:

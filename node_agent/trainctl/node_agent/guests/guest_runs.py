@@ -184,6 +184,7 @@ class GuestRuns:
         directory: Path,
         db: AgentDb,
         publish: Callable[[Live], object],
+        *,
         clock: Callable[[], float] = time.monotonic,
         is_calibrating: Callable[[], bool] = lambda: False,
         leaves: Callable[[RunView], None] = lambda _: None,

@@ -22,7 +22,6 @@ from trainctl.node_agent.readings.kernel_counters import (
     ThermalPressure,
     machine_totals,
 )
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import GpuReading, HostReading
 from trainctl.protocol.record.paths import RunPaths
@@ -78,7 +77,7 @@ class EnergyMeter:
             self.energy = dataclasses.replace(self.energy, joules=joules)
 
 
-def drawn_watts(gpus: Iterable[m.GpuReading]) -> float | None:
+def drawn_watts(gpus: Iterable[GpuReading]) -> float | None:
     """By all devices whose power can be read; None if that is none."""
     known = [gpu.power_watts for gpu in gpus if gpu.power_watts is not None]
     return sum(known) if known else None

@@ -5,7 +5,7 @@ from functools import partial
 
 import msgspec
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import HostReading, RankStep, host_values
 
 _STEPS_KEPT = 3
 """Newest steps whose readings wait for the ranks' parts of them."""
@@ -18,14 +18,14 @@ class _Sums:
     """Count and sum of a node's readings in one step, by device and metric, however long the step takes."""
 
     def __init__(self) -> None:
-        self._newest: m.HostReading | None = None
+        self._newest: HostReading | None = None
         self._found: dict[str, dict[str, tuple[int, float]]] = {}
 
-    def add(self, reading: m.HostReading) -> None:
+    def add(self, reading: HostReading) -> None:
         self._newest = reading
         for device in _devices(reading):
             found = self._found.setdefault(device, {})
-            for name, value in m.host_values(reading, device).items():
+            for name, value in host_values(reading, device).items():
                 count, total = found.get(name, (0, 0.0))
                 found[name] = count + 1, total + value
 
@@ -42,16 +42,16 @@ class NewestReadings:
     """The readings of each node of the last minute or so: the record has fewer."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, deque[m.HostReading]] = {}
+        self._kept: dict[str, deque[HostReading]] = {}
 
-    def take(self, reading: m.HostReading) -> None:
+    def take(self, reading: HostReading) -> None:
         """Keep a node's reading, unless it came before."""
         kept = self._kept.setdefault(reading.node, deque(maxlen=_READINGS_KEPT))
         if not kept or reading.read_at > kept[-1].read_at:
             kept.append(reading)
 
     @property
-    def by_node(self) -> dict[str, tuple[m.HostReading, ...]]:
+    def by_node(self) -> dict[str, tuple[HostReading, ...]]:
         """Oldest first."""
         return {node: tuple(kept) for node, kept in self._kept.items()}
 
@@ -63,7 +63,7 @@ class StepReadings:
         self._steps: defaultdict[int, defaultdict[str, _Sums]] = defaultdict(partial(defaultdict, _Sums))  # step, node
         self._read_at: dict[str, float] = {}  # of each node's newest reading, which can come twice
 
-    def take(self, reading: m.HostReading, step: int) -> None:
+    def take(self, reading: HostReading, step: int) -> None:
         """Keep a reading that came while `step` was made."""
         if self._read_at.get(reading.node) != reading.read_at:
             self._read_at[reading.node] = reading.read_at
@@ -71,7 +71,7 @@ class StepReadings:
         for old in [known for known in self._steps if not step - _STEPS_KEPT < known <= step]:
             del self._steps[old]
 
-    def joined(self, part: m.RankStep, device: str | None) -> m.RankStep:
+    def joined(self, part: RankStep, device: str | None) -> RankStep:
         """A rank's part of a step with its machine's metrics by name, each the mean of the readings; of a step in
         which none came, the part as it is."""
         nodes = self._steps.get(part.step)
@@ -79,6 +79,6 @@ class StepReadings:
         return msgspec.structs.replace(part, values={**part.values, **sums.means(device)}) if sums else part
 
 
-def _devices(reading: m.HostReading) -> list[str]:
+def _devices(reading: HostReading) -> list[str]:
     """All that a rank may have there."""
     return ["cpu", *(f"cuda:{index}" for index in range(len(reading.gpus)))]

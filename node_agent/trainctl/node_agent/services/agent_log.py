@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.messages import Event, Live
 from trainctl.protocol.record.log_format import Formatter
 
 LIMIT_BYTES = 5_000_000
@@ -68,9 +68,9 @@ def kept(node_directory: Path, *, limit_bytes: int = LIMIT_BYTES) -> Iterator[Ca
             handler.close()
 
 
-def heard(message: m.Live) -> None:
+def heard(message: Live) -> None:
     """Log a published message if it is an event."""
-    if isinstance(message, m.Event):
+    if isinstance(message, Event):
         where = f"{message.run}: " if message.run else ""
         log.log(_LEVELS.get(message.severity, logging.INFO), "%s%s", where, message.text)
 

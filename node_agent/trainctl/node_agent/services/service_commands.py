@@ -66,6 +66,7 @@ def register(app: typer.Typer) -> None:
 
 def install(
     context: typer.Context,
+    *,
     user: User = False,
     run_as: Annotated[str, typer.Option(help="User to run as; default: you, or the user who called sudo.")] = "",
     nice: Annotated[int | None, typer.Option(min=-20, max=19, help="Nice value of the agent and its trainers.")] = None,

@@ -129,6 +129,39 @@ def summary(profile: DeviceProfile) -> ProfileSummary:
     )
 
 
+# ---------------------------------------------------------------- the lines that the measuring process prints, as JSON
+
+
+class CalibrationProgress(msgspec.Struct, frozen=True, tag_field="type", tag="progress"):
+    """A line for people."""
+
+    text: str
+
+
+class CalibrationTrying(msgspec.Struct, frozen=True, tag_field="type", tag="trying"):
+    """The next measurement: if the system kills the process before another line, memory has run out for this."""
+
+    micro: Annotated[int, Meta(ge=1)] | None = None  # micro-batch of passes or steps; None: something else
+
+
+class CalibrationPoint(msgspec.Struct, frozen=True, tag_field="type", tag="profile"):
+    """One more measurement: the profile so far. The last one is the calibration's result."""
+
+    profile: DeviceProfile
+
+
+class CalibrationWaits(msgspec.Struct, frozen=True, tag_field="type", tag="waits"):
+    """It is ready for a stage, which other calibrations of the machine aren't; repeated as a sign of life."""
+
+    stage: int
+
+
+CalibrationLine = CalibrationProgress | CalibrationTrying | CalibrationPoint | CalibrationWaits
+
+
+# ---------------------------------------------------------------- the key
+
+
 _OF_MODEL = ("gradient_checkpointing", "base", "double_quantization", "compute_dtype", "chunked_loss")
 _OF_DATA = ("kind", "tokenizer", "packing", "overlong")
 _OF_NODE = ("backend", "device", "threads", "memory_limit_gb", "env")
@@ -186,6 +219,9 @@ def _installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return UNKNOWN
+
+
+# ---------------------------------------------------------------- the file
 
 
 SCHEMA: Final = 1

@@ -25,14 +25,17 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from trainctl.protocol.calibration.calibration_lines import (
+from trainctl.protocol.calibration.profile import (
     CalibrationLine,
     CalibrationPoint,
     CalibrationProgress,
     CalibrationTrying,
     CalibrationWaits,
+    DeviceProfile,
+    DiskRate,
+    Pass,
+    key_of,
 )
-from trainctl.protocol.calibration.profile import DeviceProfile, DiskRate, Pass, key_of
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError

@@ -210,25 +210,21 @@ def _best_gflops(backend: Backend, dtype: str, most_seconds: float) -> float:
 
 
 def _fastest_seconds(backend: Backend, dtype: str, size: int) -> float | None:
-    """Return the seconds of a product after one that warms up, None if memory is too short. Short ones are repeated
-    until the clock can tell."""
+    """Return the seconds of a product after one that warms up, None if memory is too short."""
     try:
         work = _product(backend, dtype, size)
-        _mean_seconds(backend, work, 1)
-        count = max(1, min(1000, math.ceil(0.01 / max(_mean_seconds(backend, work, 1), 1e-7))))
-        return min(_mean_seconds(backend, work, count) for _ in range(MATMUL_REPEATS))
+        return min([_seconds(backend, work) for _ in range(1 + MATMUL_REPEATS)][1:])
     except (RuntimeError, MemoryError) as error:
         if not backend.is_out_of_memory(error):
             raise
         return None
 
 
-def _mean_seconds(backend: Backend, work: Work, count: int) -> float:
+def _seconds(backend: Backend, work: Work) -> float:
     begun = time.perf_counter()
-    for _ in range(count):
-        work()
-        backend.device.wait()
-    return (time.perf_counter() - begun) / count
+    work()
+    backend.device.wait()
+    return max(time.perf_counter() - begun, 1e-7)
 
 
 def _product(backend: Backend, dtype: str, size: int) -> Work:
