@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainctl.node_agent.guests import guest_runs
+from trainctl.node_agent.guests import guest_rows, guest_runs
 from trainctl.node_agent.guests.guest_runs import GuestRuns, NotAttachedError
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.protocol import messages as m
@@ -153,11 +153,11 @@ def test_no_more_runs_and_metrics_than_the_limits(life: Life) -> None:
     with pytest.raises(RefusedError, match="end one first"):
         life.attach("one-more")
     assert life.db.known_run("one-more") is None and not (life.folder / "runs" / "one-more").exists()
-    many = {f"user:m{number}": float(number) for number in range(guest_runs.MOST_OWN_METRICS + 20)}
+    many = {f"user:m{number}": float(number) for number in range(guest_rows.MOST_OWN_METRICS + 20)}
     life.steps(step(1, m.GuestPart(0, values={**many, "own_loss": 1.0})), run="run-0")
     life.guests.live[0].recorder.flush()
     with RecordReader(RunPaths(life.folder / "runs" / "run-0")) as reader:
-        assert len(reader.own_metrics()) == guest_runs.MOST_OWN_METRICS
+        assert len(reader.own_metrics()) == guest_rows.MOST_OWN_METRICS
         (part,) = reader.rank_steps(1)
     assert part.values["own_loss"] == 1.0
 

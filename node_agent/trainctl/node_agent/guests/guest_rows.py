@@ -1,6 +1,6 @@
-"""Messages of an attached run's program, in the form that clients and the record know; pure."""
+"""Messages of an attached run's program, in the form that clients and the record know."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -17,9 +17,12 @@ from trainctl.protocol.messages import (
     RunState,
     RunView,
     StepCommitted,
+    Values,
     is_by_name,
 )
 
+MOST_OWN_METRICS = 64
+"""Names of metrics beyond the table that one run may bring; values of further ones are left out."""
 EVAL_LOSS = "eval_loss"
 """The metric of a run that the record has a table for: a loss on held-out samples."""
 FIRST_GENERATION = Generation(1, 1)
@@ -143,3 +146,22 @@ def ended(view: RunView, state: RunState, reason: str, at: float) -> RunView:
 def _with_ranks(view: RunView, state: RankState, at: float, why: str = "") -> RunView:
     ranks = (msgspec.structs.replace(rank, state=state, since_at=at, why=why) for rank in view.ranks)
     return msgspec.structs.replace(view, ranks=tuple(ranks))
+
+
+class OwnMetrics:
+    """Names of a run's metrics beyond the table, the first MOST_OWN_METRICS of them."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = {*names}
+
+    def limited(self, made: GuestStep) -> GuestStep:
+        """Return a step without values of further ones."""
+        parts = tuple(msgspec.structs.replace(part, values=self._known(part.values)) for part in made.parts)
+        return msgspec.structs.replace(made, values=self._known(made.values), parts=parts)
+
+    def _known(self, values: Values) -> Values:
+        own = values.keys() - METRICS.keys()
+        if own <= self._names:
+            return values
+        self._names.update(sorted(own - self._names)[: MOST_OWN_METRICS - len(self._names)])
+        return {name: value for name, value in values.items() if name in METRICS or name in self._names}

@@ -20,7 +20,6 @@ from trainctl.protocol.analysis.straggler import StragglerWatch
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder
 from trainctl.protocol.messages import (
-    METRICS,
     AttachRun,
     EndRun,
     Event,
@@ -36,7 +35,6 @@ from trainctl.protocol.messages import (
     RunView,
     Severity,
     StepCommitted,
-    Values,
     host_values,
 )
 from trainctl.protocol.messages.events import AnyEvent, Notice, RunStateChanged
@@ -47,8 +45,6 @@ from trainctl.protocol.wire.codec import decode_json, encode_json
 
 MOST_GUESTS = 16
 """Most runs of other programs that may be live on one agent."""
-MOST_OWN_METRICS = 64
-"""Names of metrics beyond the table that one run may bring; values of further ones are left out."""
 READINGS_KEPT = 120
 """Newest readings of the machine, at 1 Hz, that wait for the steps they belong to."""
 SILENT_SECONDS = 30.0
@@ -91,7 +87,7 @@ class GuestRun:
         self._statistics = StepStatistics(self.recorder.newest_steps(STATISTICS_STEPS))
         self._part_at: dict[int, float] = {}  # rank -> when its newest part was made
         with RecordReader(paths) as reader:
-            self._own_metrics = {*reader.own_metrics()}
+            self._own_metrics = guest_rows.OwnMetrics(reader.own_metrics())
 
     @property
     def step(self) -> int:
@@ -115,7 +111,7 @@ class GuestRun:
 
     def take(self, made: GuestStep) -> tuple[StepCommitted, tuple[RankStep, ...]]:
         """Record a step."""
-        loss, made = guest_rows.evaluated(self._within_limits(made))
+        loss, made = guest_rows.evaluated(self._own_metrics.limited(made))
         step, parts = guest_rows.committed(self.view, made, self.last_step)
         step = self._statistics.joined(step)
         parts = tuple(self._with_readings(part, step.committed_at) for part in parts)
@@ -160,19 +156,6 @@ class GuestRun:
         """Keep what happened."""
         fields = {field.name: getattr(happened, field.name) for field in dataclasses.fields(happened)}
         return self.recorder.event(time.time(), **fields, generation=self.view.generation)
-
-    def _within_limits(self, made: GuestStep) -> GuestStep:
-        """The step with its first MOST_OWN_METRICS own metrics."""
-        parts = tuple(msgspec.structs.replace(part, values=self._known(part.values)) for part in made.parts)
-        return msgspec.structs.replace(made, values=self._known(made.values), parts=parts)
-
-    def _known(self, values: Values) -> Values:
-        own = values.keys() - METRICS.keys()
-        if own <= self._own_metrics:
-            return values
-        for name in sorted(own - self._own_metrics)[: MOST_OWN_METRICS - len(self._own_metrics)]:
-            self._own_metrics.add(name)
-        return {name: value for name, value in values.items() if name in METRICS or name in self._own_metrics}
 
 
 class GuestRuns:

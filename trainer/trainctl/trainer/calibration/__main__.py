@@ -105,20 +105,21 @@ class Calibration:
             raise TrainctlError(
                 "out of memory with a micro-batch of one sample; use a smaller model or shorter samples"
             )
-        self._measure("steps", PASSES, self._steps)
-        self._measure("forward passes", PASSES, self._forward)
-        self._measure("matrix products", REST, self._matmul)
-        self._measure("disk", REST, self._disk)
+        self._measure("steps", self._steps)
+        self._measure("forward passes", self._forward)
+        self._wait_for(QUIET, self._keep_busy)
+        self._wait_for(REST)
+        self._measure("matrix products", self._matmul)
+        self._measure("disk", self._disk)
         if _stamps(self._model) != self._stamps and model_digests(self._model).whole != self._digest:
             raise InvalidInputError(
                 str(self._model), "the model's files changed during the calibration; calibrate again"
             )
 
-    def _measure(self, part: str, stage: int, measure: Callable[[], None]) -> None:
+    def _measure(self, part: str, measure: Callable[[], None]) -> None:
         if time.monotonic() > self._ends:
             _say(f"{part}: not measured: calibration.seconds have passed")
             return
-        self._wait_for(stage)
         self._try(None)
         _say(part)
         try:
@@ -128,26 +129,21 @@ class Calibration:
         except _FAILED as error:
             _say(f"{part}: not measured: {first_line(error)}")
 
-    def _wait_for(self, stage: int) -> None:
-        """Wait until it may begin. Others may still be timing passes: they should find the machine as busy as it was.
-        The time doesn't count."""
+    def _wait_for(self, stage: int, meanwhile: Callable[[], None] | None = None) -> None:
+        """Wait until a stage may begin. The time doesn't count."""
         begun = time.monotonic()
-        if stage == REST and not self._may_begin(REST):
-            fastest = max(self._sweep.passes, key=lambda timed: timed.rate)
-            while not self._may_begin(QUIET):
-                _print(CalibrationWaits(QUIET))
-                with contextlib.suppress(DeviceMemoryError):  # another node may need the memory now
-                    self._runner.time_again(fastest)
-        while not self._may_begin(stage):
+        while self._stage < stage:
             _print(CalibrationWaits(stage))
-            self._may_begin(stage, WAIT_SECONDS)
+            if meanwhile is not None:
+                meanwhile()
+            with contextlib.suppress(queue.Empty):
+                self._stage = max(self._stage, self._stages.get(timeout=0 if meanwhile is not None else WAIT_SECONDS))
         self._ends += time.monotonic() - begun
 
-    def _may_begin(self, stage: int, seconds: float = 0.0) -> bool:
-        with contextlib.suppress(queue.Empty):
-            while self._stage < stage:
-                self._stage = max(self._stage, self._stages.get(timeout=seconds))
-        return self._stage >= stage
+    def _keep_busy(self) -> None:
+        """Run a pass: others may still be timing theirs, and should find the machine as busy as it was."""
+        with contextlib.suppress(DeviceMemoryError):  # another node may need the memory now
+            self._runner.time_again(max(self._sweep.passes, key=lambda timed: timed.rate))
 
     def _steps(self) -> None:
         effective = self._table.share or self._config.batch.global_
