@@ -16,8 +16,8 @@ import pytest
 from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.services import agent_log
-from trainctl.node_agent.services.supervision import LOOKS, Watchdog, from_environment, supervised
+from trainctl.node_agent.services import supervision
+from trainctl.node_agent.services.supervision import LOOKS, Watchdog, from_environment, log_path, supervised
 from trainctl.protocol import messages as m
 from trainctl.protocol.errors import CRASH_STATUS
 from trainctl.protocol.messages.events import Notice
@@ -111,11 +111,10 @@ def test_a_stall_is_counted_in_looks_so_that_a_machine_that_slept_has_none() -> 
 STALLS = """
 import asyncio, os, sys, time
 from pathlib import Path
-from trainctl.node_agent.services import agent_log
-from trainctl.node_agent.services.supervision import Notifier, supervised
+from trainctl.node_agent.services.supervision import Notifier, kept_log, supervised
 
 async def main(folder, limit, stall):
-    with agent_log.kept(folder) as traces:
+    with kept_log(folder) as traces:
         async with supervised(Notifier("", None), limit, lambda: "busy", traces):
             await asyncio.sleep(2 * limit)
             print("turned", flush=True)
@@ -142,7 +141,7 @@ def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (CRASH_STATUS, "turned\n")
     if way == "sleep_soundly":  # else the log can't be had, which is no reason to stay
-        text = agent_log.path(tmp_path).read_text()
+        text = log_path(tmp_path).read_text()
         assert " CRITICAL the event loop hung for " in text
         assert "in sleep_soundly" in text
         assert done.stderr.count("\n") == 1 and "CRITICAL" in done.stderr
@@ -150,21 +149,21 @@ def test_a_loop_that_stands_still_ends_the_process_and_says_where(tmp_path: Path
 
 def test_the_log_has_events_is_bounded_and_leaves_tracebacks_off_standard_error(tmp_path, capfd):
     event = m.Event(id=1, at=0.0, severity="warning", by="auto", data=Notice("rank 2 is lost"), run="r-1")
-    with agent_log.kept(tmp_path, limit_bytes=4000):
-        agent_log.heard(event)
+    with supervision.kept_log(tmp_path, limit_bytes=4000):
+        supervision.log_event(event)
         try:
             raise ValueError("a fault")
         except ValueError:
-            agent_log.log.exception("ended by an internal error")
-        first = agent_log.path(tmp_path).read_text().splitlines()
+            supervision.log.exception("ended by an internal error")
+        first = log_path(tmp_path).read_text().splitlines()
         for number in range(400):
-            agent_log.log.info("line %s %s", number, "x" * 80)
+            supervision.log.info("line %s %s", number, "x" * 80)
     assert (read(first[0]).level, read(first[0]).text) == ("WARNING", "r-1: rank 2 is lost")
     assert any("Traceback" in line for line in first)
     files = sorted(path.name for path in (tmp_path / "logs").iterdir())
     assert files == ["agent.log", "agent.log.1", "agent.log.2", "agent.log.3"]
     assert all((tmp_path / "logs" / name).stat().st_size <= 4000 for name in files)
-    assert "line 399 " in agent_log.path(tmp_path).read_text()
+    assert "line 399 " in log_path(tmp_path).read_text()
     assert [read(line).text for line in capfd.readouterr().err.splitlines()] == [
         "r-1: rank 2 is lost",
         "ended by an internal error",
@@ -177,8 +176,8 @@ def test_the_log_has_events_is_bounded_and_leaves_tracebacks_off_standard_error(
 def test_the_file_that_launchd_gives_is_begun_anew_when_it_is_long(tmp_path: Path) -> None:
     code = """if True:
         import sys
-        from trainctl.node_agent.services import agent_log
-        agent_log.shorten_boot_log(50)
+        from trainctl.node_agent.services import supervision
+        supervision.shorten_boot_log(50)
         print("new", file=sys.stderr)
     """
     boot = tmp_path / "boot.log"

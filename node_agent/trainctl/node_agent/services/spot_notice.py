@@ -4,7 +4,7 @@ import asyncio
 
 from trainctl.node_agent.alerts.hooks import Outcome, run_command
 from trainctl.node_agent.roles.drains import NodeDrain
-from trainctl.node_agent.services.agent_log import log
+from trainctl.node_agent.services.supervision import log
 
 INTERVAL_SECONDS = 5.0
 """Seconds between the end of a command and the next one. Providers give notice 30 s to 2 min before."""

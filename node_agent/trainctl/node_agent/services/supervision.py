@@ -1,24 +1,29 @@
 """Service of the agent to its supervisor: says that it is ready, lives and stops; ends by itself where no one counts
-its beats; and keeps a log."""
+its beats; and keeps a log, `<node folder>/logs/agent.log`, whose warnings go to standard error too, where a supervisor
+keeps them."""
 
 import asyncio
 import contextlib
+import copy
 import faulthandler
+import logging
+import logging.handlers
 import os
 import resource
 import socket
+import stat
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Protocol
 
-from trainctl.node_agent.services import agent_log
-from trainctl.node_agent.services.agent_log import log
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol.errors import CRASH_STATUS, TrainctlError
+from trainctl.protocol.errors import CRASH_STATUS, InvalidInputError, TrainctlError
+from trainctl.protocol.messages import Event, Live
+from trainctl.protocol.record.log_format import Formatter
 
 BEAT_SECONDS = 1.0
 _BEATS = 4
@@ -27,6 +32,12 @@ LOOKS = 8
 """Number of times the beat is checked within one limit."""
 TELL_SECONDS = 2.0
 """Seconds the end waits for the log to be written."""
+LIMIT_BYTES = 5_000_000
+KEPT_FILES = 3
+"""Older files kept beside the log; agent.log.1 is the newest of them."""
+BOOT_LOG_BYTES = 1_000_000
+log = logging.getLogger("trainctl.agent")
+_LEVELS = {"warning": logging.WARNING, "error": logging.ERROR}
 
 
 # The protocol (sd_notify(3)) is one line of text to a socket. The libraries for it are either bindings to libsystemd,
@@ -147,22 +158,20 @@ async def at_work(agent: Working, stall_seconds: float) -> AsyncIterator[None]:
     """Runs an agent's serving. Raises TrainctlError, its one line naming the log, for what must not happen."""
     notifier = from_environment(os.environ)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    with contextlib.closing(notifier), agent_log.kept(agent.directory) as traces:
+    with contextlib.closing(notifier), kept_log(agent.directory) as traces:
         log.info("started: %s, pid %s, version %s, %s open files", agent.doing, os.getpid(), version("trainctl"), files)
-        agent.publisher.listeners.append(agent_log.heard)
+        agent.publisher.listeners.append(log_event)
         try:
             async with supervised(notifier, stall_seconds, lambda: agent.doing, traces):
                 yield
         except TrainctlError as error:
-            log.error("ended: %s", error)
+            log.error("ended: %s", error)  # noqa: TRY400  its line says enough
             raise
         except Exception as error:
             log.exception("ended by an internal error")
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
-            raise InternalError(
-                f"internal error in the agent: {text}; see {agent_log.path(agent.directory)}"
-            ) from error
+            raise InternalError(f"internal error in the agent: {text}; see {log_path(agent.directory)}") from error
         log.info("stopped: %s", agent.doing)
 
 
@@ -194,3 +203,65 @@ async def _beat(notifier: Notifier, guard: Watchdog | None, doing: Callable[[], 
         if guard is not None:
             guard.beat()
         await asyncio.sleep(seconds)
+
+
+# ---------------------------------------------------------------- the log
+
+
+class _OneLine(Formatter):
+    """Without the traceback, which is in the log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        bare = copy.copy(record)
+        bare.exc_info = bare.exc_text = bare.stack_info = None
+        return super().format(bare)
+
+
+def log_path(node_directory: Path) -> Path:
+    """Where an agent's log is."""
+    return node_directory / "logs" / "agent.log"
+
+
+@contextlib.contextmanager
+def kept_log(node_directory: Path, *, limit_bytes: int = LIMIT_BYTES) -> Iterator[Callable[[], IO[str] | None]]:
+    """Have all that is logged kept; gives what gives the file. Raises InvalidInputError if it can't be."""
+    file = log_path(node_directory)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        keeping = logging.handlers.RotatingFileHandler(
+            file, maxBytes=limit_bytes, backupCount=KEPT_FILES, encoding="utf-8"
+        )
+    except OSError as error:
+        raise InvalidInputError(str(file), f"the agent cannot write its log there: {error.strerror}") from None
+    telling = logging.StreamHandler()
+    telling.setLevel(logging.WARNING)
+    keeping.setFormatter(Formatter())
+    telling.setFormatter(_OneLine())
+    for handler in (keeping, telling):
+        logging.getLogger().addHandler(handler)
+    logging.captureWarnings(True)
+    logging.raiseExceptions = False  # a full disk is no reason to print tracebacks
+    log.setLevel(logging.INFO)
+    shorten_boot_log()
+    try:
+        yield lambda: keeping.stream
+    finally:
+        logging.captureWarnings(False)
+        for handler in (keeping, telling):
+            logging.getLogger().removeHandler(handler)
+            handler.close()
+
+
+def log_event(message: Live) -> None:
+    """Log a published message if it is an event."""
+    if isinstance(message, Event):
+        where = f"{message.run}: " if message.run else ""
+        log.log(_LEVELS.get(message.severity, logging.INFO), "%s%s", where, message.text)
+
+
+def shorten_boot_log(limit_bytes: int = BOOT_LOG_BYTES) -> None:
+    """launchd has standard error in a file that no one rotates: begin it again when it is long."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        known = os.fstat(sys.stderr.fileno())
+        if stat.S_ISREG(known.st_mode) and known.st_size > limit_bytes:
+            os.ftruncate(sys.stderr.fileno(), 0)
