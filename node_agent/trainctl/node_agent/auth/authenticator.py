@@ -89,17 +89,6 @@ class _Patience(zmq.auth.base.Authenticator):
                 self.zap_socket.send_multipart(reply, zmq.DONTWAIT)
 
 
-class _Arrivals:
-    """Has the connections of one socket counted, and those that show no key audited."""
-
-    def __init__(self, callers: Callers, audit: Audit, domain: str) -> None:
-        self.opened, self.closed = callers.opened, callers.closed
-        self._audit, self._domain = audit, domain
-
-    def turned_away(self, why: str) -> None:
-        self._audit.note(Subject("", "", f"connect {self._domain}", why))
-
-
 class Authenticator:
     """Belongs to the agent's loop. `serve` must run for anybody to be let in."""
 
@@ -180,7 +169,9 @@ class Authenticator:
         """Take note of the connections to a socket, which is not bound yet, until `leave`."""
         self.leave(domain)
         callers = self._callers[domain] = Callers()
-        self._logs[domain] = ConnectionLog(context, listening, _Arrivals(callers, self._audit, domain))
+        self._logs[domain] = ConnectionLog(
+            context, listening, callers, lambda why: self._audit.note(Subject("", "", f"connect {domain}", why))
+        )
 
     def leave(self, domain: str) -> None:
         """A socket is about to be closed."""

@@ -9,7 +9,8 @@ import dataclasses
 import secrets
 import time
 from collections import Counter
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -42,7 +43,8 @@ class _Connection:
 
 
 class Callers:
-    """Belongs to one socket. Connections are distinguished by their descriptors, which the system uses again."""
+    """Belongs to one socket. Connections are distinguished by their descriptors (a message's `zmq.SRCFD`), which the system uses
+    again."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Connection] = {}  # by descriptor
@@ -107,14 +109,6 @@ def _is_older(identity: bytes, than: bytes) -> bool:
     return 0 < ahead < 2**31
 
 
-class Listener(Protocol):
-    """Who listens. Descriptors are those of the messages' `zmq.SRCFD`."""
-
-    def opened(self, descriptor: int) -> None: ...
-    def closed(self, descriptor: int) -> None: ...
-    def turned_away(self, why: str) -> None: ...
-
-
 class ConnectionLog:
     """Log of one socket's connections, from before it is bound until `close`, which comes before the socket's own.
 
@@ -122,8 +116,9 @@ class ConnectionLog:
     have its identity. Read often: the socket's connections wait when 2,000 events are unread.
     """
 
-    def __init__(self, context: Any, socket: Any, listener: Listener) -> None:
-        self._socket, self._listener = socket, listener
+    def __init__(self, context: Any, socket: Any, callers: Callers, turned_away: Callable[[str], None]) -> None:
+        """`turned_away` is called with the reason for each connection that shows no key."""
+        self._socket, self._callers, self._turned_away = socket, callers, turned_away
         address = f"inproc://connections-{secrets.token_hex(8)}"
         socket.monitor(address, _EVENTS)
         self._events = context.socket(zmq.PAIR, socket_class=zmq.Socket)
@@ -138,13 +133,13 @@ class ConnectionLog:
 
     def _tell(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:
-            self._listener.opened(value)
+            self._callers.opened(value)
         elif event == zmq.EVENT_DISCONNECTED:
-            self._listener.closed(value)
+            self._callers.closed(value)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self._listener.turned_away(KEYLESS if value == MECHANISM_MISMATCH else MISTAKEN)
+            self._turned_away(KEYLESS if value == MECHANISM_MISMATCH else MISTAKEN)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            self._listener.turned_away(SILENT)
+            self._turned_away(SILENT)
 
     def close(self) -> None:
         if self._events.closed:
