@@ -43,8 +43,8 @@ class _Connection:
 
 
 class Callers:
-    """Belongs to one socket. Connections are distinguished by their descriptors (a message's `zmq.SRCFD`), which the system uses
-    again."""
+    """Belongs to one socket. Connections are distinguished by their descriptors, the `zmq.SRCFD` of messages, which the
+    system uses again."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Connection] = {}  # by descriptor

@@ -18,11 +18,10 @@ from typing import Final
 
 import msgspec
 
-from trainctl.node_agent.copies.copy_process import CopyLine
+from trainctl.node_agent.copies.copy_process import CopyLine, newest_checkpoint, step_of
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import CheckpointCopy
-from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.copy_mark import PENDING, clear_pending, pending_ranks
 from trainctl.protocol.record.paths import RunPaths
 
@@ -74,11 +73,11 @@ class CheckpointCopies:
         """Return the step of the newest complete checkpoint of each run that has a mark for it or an older one."""
         due = {}
         for folder in {mark.parent for mark in self._runs.glob(f"*/checkpoints/{PENDING}.*")}:
-            step, directory = newest_step(folder), folder.parent
-            if step is None or directory in self._tasks or self._failed.get(directory) == step:
+            newest, directory = newest_checkpoint(folder), folder.parent
+            if newest is None or directory in self._tasks or self._failed.get(directory) == step_of(newest):
                 continue
-            if any(marked <= step for marked in pending_ranks(folder)):
-                due[directory] = step
+            if any(marked <= step_of(newest) for marked in pending_ranks(folder)):
+                due[directory] = step_of(newest)
         return due
 
     async def _copy(self, directory: Path, step: int) -> None:
@@ -93,7 +92,9 @@ class CheckpointCopies:
         except (TrainctlError, OSError) as error:
             last, problem = None, str(error)
         if problem:
-            step = last.step if last is not None and last.state == "copying" else newest_step(folder) or step
+            newest = newest_checkpoint(folder)
+            step = step_of(newest) if newest is not None else step
+            step = last.step if last is not None and last.state == "copying" else step
             if last is None or (last.state, last.step) not in (("failed", step), ("copied", step)):
                 await self._pass_on(directory, target, rank, CopyLine(step, "failed", problem=problem))
 
@@ -125,14 +126,3 @@ class CheckpointCopies:
             _log.error("checkpoint of step %s not copied to %s: %s", f"{line.step:,}", target, line.problem)
         if line.state == "copied" and not is_heard:
             _log.info("checkpoint of step %s of %s copied to %s", f"{line.step:,}", directory.name, target)
-
-
-def newest_step(folder: Path) -> int | None:
-    """Return the step of the newest complete checkpoint in `checkpoints`; None without one, or if that is set aside."""
-    newest = checkpoints.newest_complete(folder, hashes=False)
-    if newest is None or newest.name.startswith("."):
-        return None
-    try:
-        return checkpoints.read_manifest(newest).step
-    except TrainctlError:  # it was removed meanwhile
-        return None

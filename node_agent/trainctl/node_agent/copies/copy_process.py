@@ -67,8 +67,8 @@ class CopyError(Exception):
 def copy_newest(run_directory: Path, copy: Callable[[Path], None], say: Callable[[CopyLine], None]) -> bool:
     """Copy the newest complete checkpoint, and newer ones that come meanwhile. Return whether the newest is copied."""
     folder, done = run_directory / "checkpoints", None
-    while (newest := _newest(folder)) is not None and newest != done:
-        step, begun = int(newest.name.removeprefix("step-")), time.monotonic()
+    while (newest := newest_checkpoint(folder)) is not None and newest != done:
+        step, begun = step_of(newest), time.monotonic()
         say(CopyLine(step, "copying"))
         try:
             (folder / COPYING).write_text(f"{os.getpid()} {step}", "utf-8")
@@ -76,16 +76,20 @@ def copy_newest(run_directory: Path, copy: Callable[[Path], None], say: Callable
         except OSError as error:
             problem = _first_line(error)
         say(CopyLine(step, "failed" if problem else "copied", time.monotonic() - begun, problem))
-        if problem and _newest(folder) == newest:  # else the newer one is tried
+        if problem and newest_checkpoint(folder) == newest:  # else the newer one is tried
             return False
         done = newest
     return True
 
 
-def _newest(folder: Path) -> Path | None:
-    """The newest complete one under its own name."""
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint in `checkpoints`; None without one, or if that is set aside."""
     newest = checkpoints.newest_complete(folder, hashes=False)
     return newest if newest is not None and not newest.name.startswith(".") else None
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
 def _tried(folder: Path, copy: Callable[[Path], None]) -> str:
@@ -98,7 +102,7 @@ def _tried(folder: Path, copy: Callable[[Path], None]) -> str:
             problem = _first_line(error)
         else:
             return ""
-        if wait_seconds is None or _newest(folder.parent) != folder:
+        if wait_seconds is None or newest_checkpoint(folder.parent) != folder:
             break
         time.sleep(wait_seconds)
     return problem
@@ -134,17 +138,13 @@ def _copy_file(source: Path, target: Path, entry: FileEntry) -> None:
     """Append what `target` lacks; if its beginning isn't the source's, copy all of it. Raises OSError."""
     size_bytes = target.stat().st_size if target.is_file() else -1
     if 0 < size_bytes < entry.size_bytes:
-        _append(source, target, size_bytes)
+        with source.open("rb") as read, target.open("ab") as written:
+            read.seek(size_bytes)
+            shutil.copyfileobj(read, written, PIECE_BYTES)
         size_bytes = entry.size_bytes
     if size_bytes != entry.size_bytes or checkpoints.digest_of(target) != entry.sha256:
         shutil.copyfile(source, target)
     sync(target)
-
-
-def _append(source: Path, target: Path, from_bytes: int) -> None:
-    with source.open("rb") as read, target.open("ab") as written:
-        read.seek(from_bytes)
-        shutil.copyfileobj(read, written, PIECE_BYTES)
 
 
 def _holds(final: Path, manifest: Manifest) -> bool:
