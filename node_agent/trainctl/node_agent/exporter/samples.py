@@ -72,7 +72,8 @@ class Totals:
             case RankStep():
                 self._add_part(self._run(message.run), message)
             case RunView(run=run, state=state):
-                (self._ended.discard if state in ACTIVE_RUN_STATES else self._ended.add)(run)
+                self._ended -= {run}
+                self._ended |= {run} if state not in ACTIVE_RUN_STATES else set()
             case Event():
                 self.events[message.kind, message.severity] += 1
                 if message.verb is not None and message.outcome is not None:

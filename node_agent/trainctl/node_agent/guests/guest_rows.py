@@ -33,7 +33,6 @@ _DESCRIBED = ("run", "name", "started_at", "steps", "kind", "weight_unit", "loss
 
 def view_of(request: AttachRun, node: str, directory: str, generation: Generation, step: int) -> RunView:
     """Return the run as its program describes it. No verb is taken: the loop is the program's own."""
-    unknown = dict.fromkeys(("global_batch", "samples", "cursor", "learning_rate"))
     described = {name: getattr(request, name) for name in _DESCRIBED}
     ranks = []
     for rank in sorted(request.ranks, key=lambda rank: rank.rank):
@@ -48,8 +47,11 @@ def view_of(request: AttachRun, node: str, directory: str, generation: Generatio
         plan_version=0,
         ranks=tuple(ranks),
         directory=directory,
+        global_batch=None,
+        samples=None,
+        cursor=None,
+        learning_rate=None,
         **described,
-        **unknown,
     )
 
 
