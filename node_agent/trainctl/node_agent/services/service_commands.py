@@ -96,6 +96,8 @@ def install(
         is_current = state.data == data and state.running and state.enabled
         commands = [] if is_current else machine.start_commands(state, service.user)
         steps = [] if is_current else [f"write {machine.file}", *map(shlex.join, commands)]
+        if steps and not dry_run:
+            machine.check_allowed()
         _show(steps, "no change: already installed with these settings and running", data, json=json)
         if dry_run:
             _say("", remarks, json, changed=True, steps=steps, dry_run=True, content=data.decode())
@@ -120,12 +122,12 @@ def uninstall(user: User = False, manager: Named = "", dry_run: Dry = False, jso
         state = machine.look()
         commands = machine.stop_commands(state)
         steps = [*map(shlex.join, commands)]
+        if steps and not dry_run:
+            machine.check_allowed()
         _show(steps, f"no change: there is no {machine.file}", json=json)
         if dry_run:
             _say("", [], json, changed=bool(steps), steps=steps, dry_run=True, content=None)
             return
-        if steps:
-            machine.check_allowed()
         for command in commands:
             call(command)
         owner = installed_node(state.data or b"")
@@ -152,8 +154,7 @@ def status(user: User = False, manager: Named = "", json: Json = False) -> None:
 
 
 def _start(machine: Manager, service: Service, data: bytes, commands: list[Command]) -> list[str]:
-    """Write the file and run the commands; return remarks. Raises NotAuthorisedError, OSError or ManagerError."""
-    machine.check_allowed()
+    """Write the file and run the commands; return remarks. Raises OSError or ManagerError."""
     remarks = []
     if machine.name == "launchd":  # it makes the boot log, but not its folder
         for missing in reversed([path for path in (service.logs, *service.logs.parents) if not path.exists()]):
@@ -338,9 +339,9 @@ def _errors(json: bool) -> Iterator[None]:
     """Print a failure as one object on standard output too, with --json."""
     try:
         yield
-    except TrainctlError as error:
+    except (TrainctlError, OSError) as error:
         if not json:
             raise
         code = next((code for kind, code in _CODES if isinstance(error, kind)), "failed")
         print(json_text.dumps({"ok": False, "error": {"code": code, "text": str(error)}}))
-        raise typer.Exit(error.exit_code) from None
+        raise typer.Exit(error.exit_code if isinstance(error, TrainctlError) else 1) from None
