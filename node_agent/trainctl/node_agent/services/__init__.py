@@ -1,1 +1,1 @@
-"""The agent as a service: its launchd or systemd file, and what the agent does for its supervisor."""
+"""The agent as a service: its launchd or systemd file and commands, and what the agent does for its supervisor."""
