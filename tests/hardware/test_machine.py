@@ -18,7 +18,7 @@ from tests.cluster.waits import wait_for_end, wait_for_step
 from tests.lacking import find
 from tests.waiting import HANG_SECONDS, until
 
-from trainctl.node_agent.services.service import Service, call, manager_here, own_command, property_list, unit
+from trainctl.node_agent.services.managed_service import Service, call, manager_here, own_command, property_list, unit
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.local_agents import LocalAgent, running

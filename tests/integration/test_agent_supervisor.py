@@ -29,7 +29,7 @@ from tests.tiers import scale
 from tests.waiting import HANG_SECONDS, slowness, until
 
 from trainctl.node_agent.__main__ import STEADY_SECONDS
-from trainctl.node_agent.services import service
+from trainctl.node_agent.services import managed_service as service
 from trainctl.protocol.client import BlockingClient
 from trainctl.protocol.config.names import node_directory
 from trainctl.protocol.messages import FactsRequest

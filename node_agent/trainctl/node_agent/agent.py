@@ -39,7 +39,7 @@ from trainctl.node_agent.roles.rank_hosting import RankHosting
 from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.context import AgentContext
-from trainctl.node_agent.services.service import GRACE_SECONDS
+from trainctl.node_agent.services.managed_service import GRACE_SECONDS
 from trainctl.node_agent.services.spot_notice import SpotNotice
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor

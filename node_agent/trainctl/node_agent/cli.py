@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from trainctl.node_agent.services import service_commands
-from trainctl.node_agent.services.service import GRACE_SECONDS
+from trainctl.node_agent.services.managed_service import GRACE_SECONDS
 from trainctl.protocol.client.local_agents import registered
 from trainctl.protocol.config.addresses import EXAMPLE_LISTEN, ListenAddress, check_listen, parse_listen
 from trainctl.protocol.config.alert_rules import AlertHooks, check_command, check_webhook

@@ -15,9 +15,9 @@ from tests.node_agent.support.processes import ENVIRONMENT
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent import cli
-from trainctl.node_agent.services import service as machines
+from trainctl.node_agent.services import managed_service as machines
 from trainctl.node_agent.services import service_commands
-from trainctl.node_agent.services.service import Manager, ManagerError, NoManagerError, call, manager_here
+from trainctl.node_agent.services.managed_service import Manager, ManagerError, NoManagerError, call, manager_here
 
 RELOAD, ENABLE = "systemctl --user daemon-reload", "systemctl --user enable trainctl-agent.service"
 RESTART, STOP = (f"systemctl --user {verb} trainctl-agent.service" for verb in ("restart", "stop"))

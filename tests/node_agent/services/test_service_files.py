@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.waiting import HANG_SECONDS
 
-from trainctl.node_agent.services.service import (
+from trainctl.node_agent.services.managed_service import (
     CALL_SECONDS,
     UNIT,
     Manager,

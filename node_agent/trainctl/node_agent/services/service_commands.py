@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from trainctl.node_agent.services.service import (
+from trainctl.node_agent.services.managed_service import (
     BOOT_LOG,
     STALL_SECONDS,
     UNIT,
