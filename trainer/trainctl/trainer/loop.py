@@ -1,7 +1,7 @@
 """One step of training on one rank, the same for both libraries: from a plan's samples to the step's report.
 
-The update is by the gradient of the loss's weighted mean over the whole batch, however ranks and micro-batches cut it,
-and never by a mean of means. So everything on the way is a sum:
+The update follows the gradient of the loss's weighted mean over the whole batch, however ranks and micro-batches cut
+it, and never a mean of means. So everything on the way is a sum:
 
     micro-batch   gradient of  sum(losses) * s / D        D: the plan's divisor; s: float16's loss scale, else 1
     rank          + its other micro-batches               in float32, in accumulators
@@ -13,11 +13,12 @@ node_agent/trainctl/node_agent/planning/plans.py, and `plan.learning_rate` there
 
     loss                  objectives/losses.py; cross-entropy: backends/torch_loss.py, mlx_loss.py
     new objective         objectives/objective.py says where its two files are
-    out of memory         halves the micro-batch: step/micro_batches.py; in the sum or the update it ends the rank
+    out of memory         halves the micro-batch: step/micro_batches.py. It ends the rank in the sum, in the update, and
+                          once MLX has added a part of a gradient
     AdamW, weight decay   the formula, and is_decayed: backends/backend.py; torch_adamw.py, mlx_backend.py:_adamw
-    torch and MLX         backends/backend.py lists all in which they differ
+    torch and MLX         backends/backend.py lists where they differ
     a fence               step/progress.py says what it interrupts, and what ends first
-    late ranks            get their state in step/rank.py, by order of runtime.py, which also calls `train`
+    late ranks            get their state in step/rank.py, when runtime.py, which also calls `train`, says so
     checkpoints           which bits: checkpoints/files.py; when: checkpoints/checkpointer.py
 """
 

@@ -5,7 +5,7 @@ and float32 gradient accumulators. With an adapter only its matrices are trained
 own weights are frozen and held in the run's dtype. A micro-batch's gradient reaches the accumulators whole or not at
 all, so one that failed or was fenced half-way leaves no trace.
 
-All in which torch and MLX differ is in pairs of files that have the same interface:
+torch and MLX differ in pairs of files that have the same interface:
 
     Backend, here         torch_backend.py, mlx_backend.py: the abstract methods, and in torch's also `_evaluating` and
                           `is_out_of_memory`. torch computes at once, adds a gradient whole, and writes to weights and
@@ -16,6 +16,7 @@ All in which torch and MLX differ is in pairs of files that have the same interf
     AdamW                 torch_adamw.py has torch's fused one and bitsandbytes'; mlx_backend.py:_adamw writes it out
     compiling             torch_compile.py alone
     models, adapters      model/torch_*.py, model/mlx_model.py; adapters/torch_lora.py, adapters/mlx_lora.py
+    which one, its model  load.py; profiles: profiling/recorders.py; drawing a token's number: step/sampler.py
 
 AdamW (Loshchilov and Hutter 2019; bias correction as in Kingma and Ba 2015), the same in both backends. With
 gradient g, update count t from 1, learning rate a, decay w (of what `is_decayed`), all elementwise and in this

@@ -211,7 +211,7 @@ class MlxBackend(Backend):
                 totals[name] = gradient.astype(mx.float32) if total is None else total + gradient
             try:
                 mx.eval(totals)
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 if number and self.is_out_of_memory(error):
                     problem = f"out of memory when a part of a gradient had been added: {first_line(error)}"
                     raise TrainctlError(problem) from None
