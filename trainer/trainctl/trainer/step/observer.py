@@ -178,8 +178,8 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str, device: Device | None = None) -> Iterator[None]:
-        """Time what is done within; on the host an abandoned phase counts too. Of a `device` that works on after a call has
-        returned, its own time counts, once `settle` is called."""
+        """Time what is done within; on the host an abandoned phase counts too. Of a `device` that works on after a call
+        has returned, its own time counts, once `settle` is called."""
         self.status.show(name)
         mark = None if device is None else device.mark()
         compiled, begun = self.meter.seconds, time.perf_counter()
