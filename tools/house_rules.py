@@ -22,9 +22,9 @@ UNFORMATTED: Final = "# fmt: " + "skip"
 MAX_POSITIONAL: Final = 6
 ALLOWED: Final[dict[tuple[str, str], int]] = {
     ("benchmarks", "format"): 42,
-    ("node_agent", "alias"): 20,
+    ("node_agent", "alias"): 17,
     ("node_agent", "format"): 8,
-    ("node_agent", "parameters"): 6,
+    ("node_agent", "parameters"): 4,
     ("protocol", "format"): 27,
 }
 """The most offences of a rule in a room. They only become fewer: lower a number when the tool says so."""
