@@ -1,11 +1,13 @@
 """Ranks that hang though they say that they are there, the last one with the run's state, and states in words."""
 
+import msgspec
 import pytest
 from tests.node_agent.support.group_orders import go_on, group, hang, hang_in_its_part, texts, tick
-from tests.node_agent.support.simulation import Simulation, check_ledger
+from tests.node_agent.support.simulation import Simulation, check_ledger, config, durable
 
 from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
+from trainctl.node_agent.planning import share_edits
 from trainctl.protocol import messages as m
 
 
@@ -228,6 +230,65 @@ def test_one_that_computes_the_reference_and_ends_each_time_ends_the_run():
     assert simulation.conductor.reason == (
         "c: its trainer was started 5 times and ended each time while loading; the last time it was ended by signal 9"
     )
+
+
+def loading_alone(**tables) -> Simulation:
+    """The only rank that takes part hangs while it loads, and is ended after 20 s."""
+    simulation = group("a", steps=8, run={"name": "sim", "steps": 8, "load_seconds": 20.0}, **tables)
+    simulation.ranks[0].load = lambda: None
+    return simulation.begin()
+
+
+def test_the_only_rank_that_hangs_five_times_while_loading_ends_the_run_with_its_last_process():
+    simulation = loading_alone()
+    while simulation.conductor.final is None:
+        assert simulation.now < 300
+        pass_seconds(simulation, 1)
+    assert simulation.ended == d.Ended("failed", simulation.conductor.reason)
+    assert simulation.ended.reason.startswith("a: its trainer was started 5 times and hung each time")
+
+
+def in_backoff(simulation: Simulation) -> Simulation:
+    """Its only process has been ended, and another one is due in a while."""
+    while not simulation.conductor.ranks[0].ended:
+        assert simulation.now < 60
+        pass_seconds(simulation, 1)
+    return simulation
+
+
+def test_a_stop_before_the_only_rank_is_started_again_ends_the_run_at_once():
+    simulation = in_backoff(loading_alone())
+    stop = simulation.command("stop")
+    assert simulation.ends[stop].state == "applied"
+    assert simulation.ended == d.Ended("stopped", "")
+    pass_seconds(simulation, 30)
+    assert simulation.starts == 0
+
+
+def test_a_rollback_before_the_only_rank_is_started_again_ends_the_run_at_once():
+    simulation = loading_alone()
+    simulation.conductor.shared.keep(checkpoints=(1,))
+    rollback = in_backoff(simulation).command("rollback", step=1)
+    assert simulation.ends[rollback].state == "applied"
+    assert simulation.ended == d.Ended("failed", "rollback to step 1")
+    assert simulation.conductor.goes_back
+
+
+def test_a_drained_rank_that_ends_before_the_only_live_one_is_started_again_ends_no_run():
+    begun = durable(("a", "b"))
+    settings = share_edits.lose(begun.settings, 1).settings
+    ranks = {**settings.ranks, 1: msgspec.structs.replace(settings.ranks[1], out="drained")}
+    settings = msgspec.structs.replace(settings, ranks=ranks)
+    table = config(8, run={"name": "sim", "steps": 8, "load_seconds": 20.0})
+    simulation = Simulation(table, msgspec.structs.replace(begun, settings=settings))
+    simulation.ranks[0].load = lambda: None
+    in_backoff(simulation.begin())
+    simulation.kill(simulation.ranks[1])
+    simulation.talk()
+    assert simulation.conductor.ranks[1].ended and simulation.conductor.final is None
+    del simulation.ranks[0].load
+    assert go_on(simulation).ended.state == "finished"
+    assert simulation.starts == 1
 
 
 def test_a_node_that_is_gone_before_it_has_loaded_is_not_waited_for_without_end():

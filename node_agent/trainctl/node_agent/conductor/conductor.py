@@ -99,6 +99,9 @@ class Conductor:
             self.ending.go_back(str(error))
         except CannotGoOnError as error:
             self.ending.fail(str(error))
+        if state.durable.rollback is not None and state.final is None:
+            self.ending.roll_back(f"rollback to step {state.durable.rollback.step}")
+        self.ending.end_without_ranks()
         if state.durable is not self._followed:
             self._follow_changes()
         return state.take()
@@ -106,8 +109,6 @@ class Conductor:
     def _follow_changes(self) -> None:
         """The event has changed the durable state, as every outcome of a command does; or the run is stopping."""
         state = self.shared
-        if state.durable.rollback is not None and state.stage not in ("leaving", "over"):
-            self.ending.roll_back(f"rollback to step {state.durable.rollback.step}")
         self._stop_timeout.look()
         if state.ends:
             self.proposals.note_ends()

@@ -93,7 +93,7 @@ class RunEnding:
         self._end_open("the run was stopped before a step could apply it")
 
     def on_rank_ended(self, ended: RankEnded, *, has_halved: bool = False) -> None:
-        """A rank left by order or by itself. Without a live rank the run ends; without a drained one it continues.
+        """A rank left by order or by itself. Without a live one the run is to end; without a drained one it continues.
         `has_halved`: its micro-batch was, for it ran out of memory."""
         at = self._state.ranks.get(ended.rank)
         if at is None or at.ended:
@@ -103,13 +103,16 @@ class RunEnding:
         self.has_halved = has_halved or self.has_halved
         if self._state.stage != "leaving":
             self._end_unasked(ended)
-        if all(other.ended for other in self._state.ranks.values()):
-            final = self._state.final
-            assert final is not None
-            self._state.enter("over")
-            if not self._state.goes_back:
-                self._end_open(f"the run {final} before a step could apply it")
-            self._state.decide(Ended(final, self._state.reason))
+
+    def end_without_ranks(self) -> None:
+        """After each event: a run that is to end is over once no rank is left, and at once if there is none."""
+        state, final = self._state, self._state.final
+        if final is None or not all(at.ended for at in state.ranks.values()):
+            return
+        state.enter("over")
+        if not state.goes_back:
+            self._end_open(f"the run {final} before a step could apply it")
+        state.decide(Ended(final, state.reason))
 
     def _end_unasked(self, ended: RankEnded) -> None:
         state = self._state
