@@ -198,6 +198,20 @@ def test_a_first_load_that_hangs_is_ended_and_started_again_and_the_run_begins()
     check_ledger(simulation)
 
 
+def test_who_waited_long_for_one_that_loads_is_not_taken_for_hung_when_the_group_forms():
+    simulation = loading()
+    for _ in range(200):
+        simulation.ranks[2].progress += 1
+        pass_seconds(simulation, 1)
+    del simulation.ranks[2].load
+    while simulation.conductor.stage != "forming":
+        simulation.stride()
+    simulation.tick()
+    assert not lost(simulation)
+    assert {shown(simulation, rank).state for rank in simulation.ranks} == {"ready"}
+    assert go_on(simulation).ended.state == "finished"
+
+
 def test_tokenizing_is_shown_and_is_progress_while_it_loads():
     simulation = loading()
     rank = simulation.ranks[2]

@@ -132,7 +132,7 @@ class Deadlines:
     def __init__(self, state: ConductorState, in_flight: InFlight, rates: Rates) -> None:
         self._state, self._in_flight, self._rates = state, in_flight, rates
         self.stalls = StallDetector(state)
-        self._unformed_since = inf  # while there is a group
+        self._unformed_since = inf  # while there is a group, or none yet
 
     @property
     def first(self) -> PlanInFlight | None:
@@ -212,7 +212,8 @@ class Deadlines:
     def still(self) -> dict[int, float]:
         """Return how long each rank waited for has made no progress, as a part of what makes a hang. For each tick."""
         state, first, limits = self._state, self.first, {}
-        since = self._unformed_since = inf if state.stage == "formed" else min(self._unformed_since, state.now)
+        forms = state.stage not in ("loading", "formed")
+        since = self._unformed_since = min(self._unformed_since, state.now) if forms else inf
         if state.stage == "forming":
             # One that waits for the others has a deadline itself, and makes progress by that, at the latest with the
             # next rendezvous; one may still be at its last plan.
