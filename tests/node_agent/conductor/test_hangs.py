@@ -167,6 +167,25 @@ def test_the_last_one_that_hangs_is_given_up_later_than_any_other():
     assert any("b, the last rank with the run's state, hung, no progress in " in text for text in texts(simulation))
 
 
+@pytest.mark.parametrize("every", [0, 2])
+def test_the_last_one_that_is_heard_from_and_answers_no_fence_is_shown_as_hung_and_given_up_for_a_checkpoint(every):
+    simulation = alone(every=every)
+    simulation.lost.add(0)
+    simulation.ranks[1].take_order = simulation.ranks[1].down.popleft
+    hang(simulation, 1)
+    simulation.feed(d.RankReturned(1))
+    assert simulation.conductor.stage == "fencing"
+    tick(simulation, 250)
+    assert (simulation.conductor.final, simulation.conductor.stage) == (None, "fencing")
+    until = "" if every else "; there is no checkpoint"
+    words = f"no progress in idle of step {simulation.ranks[1].last_step}; no other rank has the run's state{until}"
+    assert (shown(simulation, 1).state, shown(simulation, 1).why) == ("hung", words)
+    tick(simulation, 250)
+    assert simulation.conductor.goes_back == bool(every)
+    given_up = "b, the last rank with the run's state, hung, no progress in "
+    assert any(given_up in text for text in texts(simulation)) == bool(every)
+
+
 def loading(**tables) -> Simulation:
     """All have loaded but c, which hangs."""
     simulation = group(steps=8, **tables)

@@ -214,9 +214,9 @@ class Deadlines:
         state, first, limits = self._state, self.first, {}
         forms = state.stage not in ("loading", "formed")
         since = self._unformed_since = min(self._unformed_since, state.now) if forms else inf
-        if state.stage == "forming":
+        if state.stage in ("fencing", "forming"):
             # One that waits for the others has a deadline itself, and makes progress by that, at the latest with the
-            # next rendezvous; one may still be at its last plan.
+            # next rendezvous; one may still be at its last plan. A fence is answered at once but in an update.
             join_seconds = JOINS * (JOIN_SECONDS + GRACE_SECONDS + level_seconds(state.parameters))
             for rank in state.awaited:
                 limits[rank] = self._limit_seconds(rank) if self.stalls.is_at_work(rank) else join_seconds
