@@ -102,12 +102,13 @@ SURVIVOR_SECONDS = 10.0
 RETURN_SECONDS = 1.0
 """Seconds until a trainer is started on a node that is back: its agent may still report the end of the former one,
 which must not count for the new one."""
-MIN_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 1.0, 60.0
+MIN_BACKOFF_SECONDS = 1.0
 
 
 def backoff_seconds(tries: int) -> float:
-    """Exponential backoff: seconds to wait after so many tries in a row, 1, 2, 4 and so on."""
-    return min(MAX_BACKOFF_SECONDS, MIN_BACKOFF_SECONDS * 2.0**tries)
+    """Exponential backoff: seconds to wait after so many tries in a row, 1, 2, 4, 8 and 16; who waits gives up after
+    STARTS."""
+    return MIN_BACKOFF_SECONDS * 2.0**tries
 
 
 class Restarts:
