@@ -6,6 +6,7 @@ from tests.node_agent.support.group_orders import texts
 from tests.node_agent.support.simulated_ranks import RUN
 from tests.node_agent.support.simulation import Simulation, config, durable
 
+from trainctl.node_agent.conductor import events as d
 from trainctl.node_agent.conductor import views
 from trainctl.node_agent.conductor.background_writes import MIN_STALL_SECONDS
 from trainctl.protocol import messages as m
@@ -200,6 +201,25 @@ def test_the_next_conductor_knows_what_is_being_written() -> None:
     simulation.tick(1.5)
     simulation.until(lambda: id in simulation.ends)
     assert (simulation.ends[id].state, simulation.ends[id].step) == ("applied", step)
+
+
+@pytest.mark.parametrize("ending", ["finished", "stopped"])
+def test_the_end_of_a_drained_rank_is_no_order_of_the_former_conductor_to_end(ending: str) -> None:
+    simulation = group("abc", steps=8, every_steps=5)
+    simulation.command("drain", node="c")
+    writing(simulation)
+    if ending == "stopped":
+        simulation.command("stop")
+    else:
+        simulation.until_step(8)
+    simulation.restart_agent()
+    simulation.feed(d.RankEnded(2, clean=True, why="exited with 0"))
+    simulation.run(200)
+    assert simulation.conductor.durable.writing is not None
+    assert simulation.conductor.final is None
+    let_go(simulation)
+    assert simulation.finish().ended.state == ending
+    assert simulation.conductor.durable.writing is None
 
 
 def test_the_view_says_how_far_it_is() -> None:

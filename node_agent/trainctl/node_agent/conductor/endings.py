@@ -116,12 +116,12 @@ class RunEnding:
 
     def _end_unasked(self, ended: RankEnded) -> None:
         state = self._state
-        if ended.clean and state.adopts and state.progress.step >= state.config.run.steps:
+        if state.settings.ranks[ended.rank].out:  # which may have been told to leave, and the others not
+            state.happen(RankChanged((state.settings.label(ended.rank),), "ended", ended.why), "warning")
+        elif ended.clean and state.adopts and state.progress.step >= state.config.run.steps:
             self.leave("finished")  # as our predecessor had ordered
         elif ended.clean and state.adopts and state.durable.mode == "stopping":
             self.leave("stopped")
-        elif state.settings.ranks[ended.rank].out:
-            state.happen(RankChanged((state.settings.label(ended.rank),), "ended", ended.why), "warning")
         else:
             self.go_back(f"rank {ended.rank} ({state.node(ended.rank)}) {ended.why}")
 
