@@ -191,10 +191,10 @@ class Commands:
     def call_stop_off(self, why: str) -> None:
         """Nothing is lost to a disk that takes no checkpoint: the run pauses, and can be stopped without one."""
         state = self._state
+        state.persist(mode="running")
         state.end_all(state.pending.stopping, "failed", state.progress.step, f"{why}; paused instead")
         self._pipeline.side_plans.ending_scheduled = False  # when the run does end, what belongs to it is wanted again
         state.pending.wants_pause = True
-        state.keep(mode="running")
 
     def expire(self) -> bool:
         """End what no boundary took in time; True if a pause was among it, so that the run continues."""
