@@ -62,7 +62,7 @@ def status(run: m.RunView) -> str:
 
 
 def outcome(reply: m.CommandReply) -> str:
-    """How a command ended, with the step or the reason."""
+    """Return how a command ended, with the step or the reason."""
     if reply.state == "applied":
         return f"rebalance applied at step {reply.step}: {reply.before} -> {reply.after}"
     field = f"{reply.field}: " if reply.field else ""

@@ -1,4 +1,4 @@
-"""Who talks to whom: the message types of each conversation, and how its frames are decoded."""
+"""The conversations: the message types of each conversation, and how its frames are decoded."""
 
 import typing
 from typing import Any

@@ -38,7 +38,7 @@ _MODULES = (
     " messages.replies"
 )
 SOURCES = tuple(importlib.import_module(f"trainctl.protocol.{name}") for name in _MODULES.split())
-"""Where messages and their parts are written, in the order of the page."""
+"""Modules in which messages and their parts are written, in the order of the page."""
 CLIENT_TALKS = ("client to agent", "agent to client", "published by an agent")
 """The conversations that a client takes part in; the others are on the page of agents."""
 Comments = dict[str, dict[str, str]]

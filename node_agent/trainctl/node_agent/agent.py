@@ -228,7 +228,7 @@ class Agent:
 
     @property
     def metrics_url(self) -> str | None:
-        """Where Prometheus is served, None if it isn't."""
+        """The address at which Prometheus is served, None if it isn't."""
         return self._exporter.url if self._exporter is not None else None
 
     async def __aexit__(self, *_: object) -> None:

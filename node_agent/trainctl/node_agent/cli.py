@@ -213,7 +213,8 @@ def _detach(folder: Path) -> None:
 
 
 def _metrics_address(node: str, cluster: Cluster, text: str, *, anyone: bool) -> ListenAddress | None:
-    """Where Prometheus is served: as the option says, or else the cluster file. Raises InvalidInputError."""
+    """Return the address at which Prometheus is served: as the option says, or else the cluster file. Raises
+    InvalidInputError."""
     entry = cluster.nodes.get(node)
     where = "--metrics" if text else f"cluster file: nodes.{node}.metrics"
     text = text or (entry.metrics if entry is not None else "")

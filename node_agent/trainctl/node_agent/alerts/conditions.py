@@ -35,7 +35,7 @@ class Observation:
 
     @property
     def id(self) -> str:
-        """The same for the same condition: kind, node and rank."""
+        """An id that follows from the condition: kind, node and rank."""
         parts = [self.kind, self.node, "" if self.rank is None else str(self.rank)]
         return ":".join(part for part in parts if part)
 

@@ -179,7 +179,7 @@ def kind_of(message: ClientRequest | ToPeer) -> str:
 
 
 class Subject(NamedTuple):
-    """Who was refused, and what."""
+    """A refused key or address, and what it was refused."""
 
     name: str  # of the key; empty: it has none here
     key: str  # Z85; empty: none was shown

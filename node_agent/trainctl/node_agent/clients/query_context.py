@@ -167,7 +167,7 @@ class QueryContext:
         return self._context.db.refusals(limit)
 
     def address_of(self, node: str) -> str | None:
-        """Where another node's agent takes requests, None if the cluster has no such node."""
+        """Return the address at which another node's agent takes requests, None if the cluster has no such node."""
         address = self.lead.peers.address(node)
         if address is not None and self._context.keys is not None:
             self._context.keys.learn(address, self._context.cluster.nodes[node].key)  # it may have moved

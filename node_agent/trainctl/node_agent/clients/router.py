@@ -38,7 +38,7 @@ LOOK_SECONDS = 0.02
 
 
 class Asker(NamedTuple):
-    """Who sent a request."""
+    """The sender of a request."""
 
     caller: bytes  # its connection, by which it is answered
     key: str = ""  # empty: the agent uses no keys, and every connection is its user's

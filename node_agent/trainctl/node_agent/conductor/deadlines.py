@@ -101,7 +101,7 @@ class StallDetector:
 MIN_SLOW_SECONDS, SLOW_TIMES = 30.0, 10.0
 """A part is reported after this many seconds, or this many times its expected time if that is longer."""
 MIN_LATE_SECONDS, LATE_TIMES = 10.0, 3.0
-"""The same for showing a part as late; without an expected time it is shown when it is reported."""
+"""A part is shown as late after this many seconds, or this many times its expected time; without one, once reported."""
 NEVER_LATE = ("sync", "sample")
 """Kinds of plans that are not reported as slow: one has a deadline, the other takes as long as its answers are."""
 COMPILING = ("probe", "measure", "train", "evaluate")

@@ -136,7 +136,7 @@ class RunEnding:
 
 
 class StopTimeout:
-    """Is given every event; what a hung rank's heartbeat says is no news."""
+    """The time limit of a stop: it passes while nothing but a hung rank's heartbeats arrives."""
 
     def __init__(self, state: ConductorState, deadlines: Deadlines, writes: BackgroundWrites) -> None:
         self._state, self._deadlines, self._writes = state, deadlines, writes
@@ -155,7 +155,7 @@ class StopTimeout:
             self._mark, self._since = mark, self._state.now
 
     def lost_seconds(self) -> float:
-        """For how long a stopping run has waited in vain; 0 as long as there is hope."""
+        """Return the seconds that a stopping run has waited without progress; 0 while it makes some."""
         state = self._state
         waits_on = state.durable.mode != "stopping" or state.stage == "leaving" or self._deadlines.has_deadline
         expected_seconds = max(self._deadlines.expected_seconds, self._writes.expected_seconds)

@@ -74,7 +74,7 @@ class Hangs:
 
     def on_last_silent(self, silent: RankSilent) -> None:
         """The only rank with the state of the last step says nothing: wait for it, and say so, or give it up. Where
-        nothing is to be had instead it is waited for without end."""
+        there is no checkpoint to go back to, it is waited for without end."""
         state, rank, heard = self._state, silent.rank, self._state.ranks[silent.rank].heard
         is_cut_off, limit_seconds, until = silent.alone and not silent.in_touch, inf, ""
         if self.may_go_back and not state.lacking and not is_cut_off:

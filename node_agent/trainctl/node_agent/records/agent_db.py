@@ -288,7 +288,7 @@ class AgentDb:
         )
 
     def followed(self, run: str) -> FollowedRun | None:
-        """Who leads a run of this node, None if its own agent does."""
+        """Return the node that leads a run of this node, None if its own agent does."""
         self.retry()
         rows = self._rows("SELECT run, rank, lead, address FROM followed WHERE run = ?", (run,))
         return next((FollowedRun(*row) for row in rows), None)
@@ -564,7 +564,7 @@ def _json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The same value in JSON's terms: msgpack also has bytes, as values and as keys."""
+    """Return a value in JSON's terms: msgpack also has bytes, as values and as keys."""
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     if isinstance(value, dict):

@@ -27,7 +27,7 @@ OWN_KEYS = frozenset({VIEW_KEY, GENERATION_KEY, HANDED_OVER_KEY, EVENTS_KEY, VAL
 
 
 def settings_key(plan_version: int) -> str:
-    """Where the record keeps the settings of a plan version."""
+    """Return the key under which the record keeps the settings of a plan version."""
     return f"settings-{plan_version}"
 
 

@@ -318,7 +318,7 @@ class RunDb:
         return self._read(read)
 
     def last_state(self) -> LastState:
-        """Where the run stands by its record. Raises InvalidInputError if it cannot be read."""
+        """Return the run's last state by its record. Raises InvalidInputError if it cannot be read."""
 
         def read(reader: RecordReader) -> tuple[m.StepCommitted | None, tuple[m.RankStep, ...]]:
             step = reader.last_step()

@@ -130,7 +130,8 @@ def commit_many(
 
 
 def known_part(part: m.RankStep, finished_at: float) -> Write:
-    """The same for a rank's part in a step. `finished_at` (Unix seconds) is used where the record has no such part."""
+    """Return the write of a rank's part in a step. `finished_at` (Unix seconds) counts if the record has no such
+    part."""
     key = (part.step, part.generation.term, part.generation.n, part.rank)
 
     def write(connection: sqlite3.Connection) -> None:

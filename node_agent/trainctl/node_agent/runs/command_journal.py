@@ -33,7 +33,8 @@ class _Asker:
 
 
 class Handlers(NamedTuple):
-    """Who carries out what isn't for the conductor of an active run. Each raises InvalidInputError or RefusedError."""
+    """Handlers of commands that aren't for the conductor of an active run. Each raises InvalidInputError or
+    RefusedError."""
 
     start_run: Callable[[Command, verbs.StartRun], Awaitable[str]]
     stop_waiting: Callable[[Command], int | None]

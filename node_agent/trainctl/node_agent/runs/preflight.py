@@ -20,7 +20,7 @@ from trainctl.protocol.errors import InvalidInputError
 
 
 class Placement(NamedTuple):
-    """Where an agent stands."""
+    """An agent's addresses and place."""
 
     address: str = "tcp://127.0.0.1:0"  # where it takes requests
     cluster: Cluster = Cluster()

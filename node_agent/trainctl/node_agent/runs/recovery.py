@@ -33,7 +33,7 @@ class _NothingInReachError(Exception):
 
 
 class ResumePoint(NamedTuple):
-    """Where a run goes back to."""
+    """The checkpoint that a run goes back to."""
 
     ranks: dict[int, str]  # the nodes of its ranks
     source: Source
@@ -59,7 +59,7 @@ class Recovery:
         self._way: ResumePoint | None = None
 
     def take(self, session: Session, reason: str) -> float | None:
-        """When a run that has lost its last rank is due, by time.monotonic; None if it goes back no more."""
+        """Return the time (time.monotonic) at which a run without ranks is taken up; None if it goes back no more."""
         self.reason = reason
         conductor = session.conductor
         if conductor.durable.rollback is not None or conductor.ending.has_halved:
@@ -196,14 +196,14 @@ class Backoff:
         self._held_since: float | None = None
 
     def take(self, run: str, step: int) -> float | None:
-        """When a run that has lost all its ranks at `step` is due, by the clock; None if it goes back no more."""
+        """Return the clock's time at which a run that has lost all its ranks at `step` is taken up; None if no more."""
         further = self._last is None or self._last[0] != run or step > self._last[1]
         self._tries = 0 if further else self._tries
         self._last = (run, step) if further else self._last
         return self.again()
 
     def again(self) -> float | None:
-        """The same of a run that was due and could not be taken up."""
+        """Return the next time for a run that was due and could not be taken up; None if it goes back no more."""
         self._held_since = None
         if self._last is None or self._tries >= STARTS:
             return None
@@ -211,7 +211,7 @@ class Backoff:
         return self._clock() + backoff_seconds(self._tries - 1)
 
     def hold(self) -> float:
-        """The same of one that waits for nodes that are unreachable, which is no try."""
+        """Return the next time for a run that waits for unreachable nodes, which is no try."""
         self._held_since = self._clock() if self._held_since is None else self._held_since
         return self._clock() + MIN_BACKOFF_SECONDS
 

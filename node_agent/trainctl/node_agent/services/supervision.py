@@ -218,7 +218,7 @@ class _OneLine(Formatter):
 
 
 def log_path(node_directory: Path) -> Path:
-    """Where an agent's log is."""
+    """Return the path of an agent's log."""
     return node_directory / "logs" / "agent.log"
 
 

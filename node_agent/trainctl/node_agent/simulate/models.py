@@ -205,7 +205,7 @@ class SimulatedLinks:
 
 
 FIRST_LOSS: Final = 9.0
-"""Where no vocabulary is known: nats per token."""
+"""First loss where no vocabulary is known, in nats per token."""
 LEAST_LOSS: Final = 1.7
 EXPONENT: Final = 0.3
 HALF_BATCHES: Final = 20

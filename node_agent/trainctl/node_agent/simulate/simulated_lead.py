@@ -22,7 +22,7 @@ from trainctl.protocol.record.reader import VIEW_KEY
 from trainctl.protocol.wire.codec import encode_json
 
 STARTED_AT = 1767225600.0
-"""When every simulation begins, in Unix seconds: 1 January 2026, so that the same seed gives the same record."""
+"""Start of every simulation in Unix seconds: 1 January 2026, so that the same seed gives the same record."""
 TIME_LEFT_STEPS = 10
 """Steps between estimates of the time left: they would take a tenth of the simulator's time."""
 TTL_SECONDS = 60.0

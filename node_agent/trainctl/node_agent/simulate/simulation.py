@@ -29,7 +29,7 @@ from trainctl.protocol.record.reader import RecordReader
 TICK_SECONDS = 1.0
 """Between looks at deadlines, and messages of ranks that they are alive, while a rank has no plan."""
 LONG_SECONDS = 5.0
-"""The same once a rank has been at a plan for longer than this: each second would cost more than the steps do."""
+"""Seconds between looks once a rank has been at a plan for longer: each second would cost more than the steps do."""
 CALM_SECONDS = 30.0
 """Between looks at deadlines while all plans are shorter."""
 READING_SECONDS = 60.0

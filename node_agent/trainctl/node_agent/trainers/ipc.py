@@ -86,7 +86,8 @@ class TrainerLink:
             self._writes[key] = said.step, said.done_bytes, time.monotonic()
 
     def wrote_monotonic(self, run: str, rank: int) -> float:
-        """When the checkpoint that a rank writes last made progress, by time.monotonic; 0 if it never wrote one."""
+        """Return the time at which the checkpoint that a rank writes last made progress, by time.monotonic; 0 if it
+        never wrote one."""
         return self._writes.get((run, rank), (0, 0, 0.0))[2]
 
     def held(self, run: str, rank: int) -> Held | None:

@@ -177,7 +177,7 @@ class LocalRank:
         return recognised(status, self._kills.seen(), self._link.held(self._paths.directory.name, self._rank))
 
     def doing(self) -> str:
-        """Where a trainer that says nothing was, by its status page."""
+        """Return the phase and step of a trainer that says nothing, by its status page."""
         page = read_status(self._paths.status_page(self._rank))
         return f"silent in {page.phase} of step {page.step}" if page else "silent"
 

@@ -141,7 +141,7 @@ class InboundLinks:
         self._heard_monotonic: dict[str, float] = {}  # likewise; outlives a conversation that was lost
 
     def address(self, lead: str) -> str:
-        """Where a lead takes requests, empty if it hasn't greeted this agent."""
+        """Return the address at which a lead takes requests, empty if it hasn't greeted this agent."""
         return self._links[lead].address if lead in self._links else ""
 
     def lead_of(self, link: str) -> str | None:
@@ -149,7 +149,7 @@ class InboundLinks:
         return next((lead for lead, talk in self._links.items() if talk.numbers.link == link), None)
 
     def heard_monotonic(self, lead: str) -> float:
-        """When a lead last said something, in whichever conversation; 0 if it never did."""
+        """Return the time of a lead's last message, in whichever conversation; 0 if it never sent one."""
         return self._heard_monotonic.get(lead, 0.0)
 
     async def greet(self, identity: bytes, hello: messages.PeerHello, welcome: messages.PeerWelcome) -> None:

@@ -28,7 +28,7 @@ CredentialsFor = Callable[[str, str], Credentials | None]
 
 
 class PeerListener(Protocol):
-    """Who listens to the followers. Called in the order in which a follower spoke."""
+    """The listener to followers. Its methods are called in the order in which a follower spoke."""
 
     def hello(self, link: str) -> messages.PeerHello: ...
     async def welcomed(self, node: str, welcome: messages.PeerWelcome) -> None: ...

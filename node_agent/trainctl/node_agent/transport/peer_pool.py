@@ -63,7 +63,7 @@ class Peers:
         )
 
     def address(self, node: str) -> str | None:
-        """Where a node's agent takes requests, None for one that is no other of this cluster."""
+        """Return the address at which a node's agent takes requests, None for one that is no other of this cluster."""
         return self.links[node].address if node in self.links else None
 
     def is_open(self, node: str) -> bool:

@@ -245,7 +245,7 @@ class OpenedWork:
         )
 
     def summary(self, lead: str) -> WorkSummary:
-        """The same for a list; `lead` is this node."""
+        """Return the work's line of a list; `lead` is this node."""
         view, dealer = self.view(), self.dealer
         speed = sum(node.rows_per_second or 0.0 for node in view.nodes if node.state == "working")
         speed_now = speed if speed and self.is_active else None

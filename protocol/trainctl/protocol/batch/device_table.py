@@ -103,7 +103,7 @@ def datasheet_tflops(device: str, dtype: str) -> float | None:
 BFLOAT16_CAPABILITY: Final = (8, 0)
 """Compute capability of CUDA devices from which products in bfloat16 are computed in hardware: Ampere."""
 FLOAT16_CAPABILITY: Final = (7, 0)
-"""The same for float16 at more than float32's rate: Volta, and then Turing. Pascal has it at 1/64 of that rate."""
+"""Compute capability from which float16 is faster than float32: Volta, then Turing. Pascal has 1/64 of that rate."""
 _APPLE: Final = re.compile(r"\bApple (M1\b)?")
 
 

@@ -1,4 +1,4 @@
-"""When a run will be done: the time until its last step, with its best and worst case. Pure.
+"""The estimate of a run's end: the time until its last step, with its best and worst case. Pure.
 
 The time left is a sum of what has been measured in the run itself:
 
@@ -27,7 +27,8 @@ WARM_UP_STEPS: Final = 10
 FARTHEST: Final = 0.5
 """Part of the median by which an ordinary step differs from it at most, if its scatter is small."""
 FARTHEST_DEVIATIONS: Final = 4.0
-"""The same in standard deviations, if its scatter is large: texts of different lengths take different times."""
+"""Standard deviations by which it differs at most if its scatter is large: texts of different lengths take different
+times."""
 LEVEL_STEPS: Final = 8
 """Exceptional steps in a row from which they are the new level."""
 NEWEST_PLANS: Final = 8
@@ -49,7 +50,7 @@ _QUARTILES: Final = 1.349
 
 @dataclass(frozen=True)
 class Schedule:
-    """When plans of one kind are due."""
+    """Steps at which plans of one kind are due."""
 
     every_steps: int  # 0: never, but perhaps at the end
     at_end: bool = False  # whether one follows the last step

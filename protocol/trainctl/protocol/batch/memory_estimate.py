@@ -65,7 +65,8 @@ class MemoryModel(NamedTuple):
         return largest if room >= self.sample_bytes * largest else int(room / self.sample_bytes)
 
     def through(self, micro: int, peak_bytes: float) -> "MemoryModel":
-        """The same slope through a peak that was measured later: another process holds other libraries and buffers."""
+        """Return a model of this slope through a peak measured later: another process holds other libraries and
+        buffers."""
         return MemoryModel(peak_bytes - self.sample_bytes * micro, self.sample_bytes)
 
 

@@ -22,8 +22,8 @@ Points = Sequence[tuple[int, float]]
 
 
 def straightened(points: Points, noise: float) -> tuple[tuple[int, float], ...]:
-    """The same sizes with the values of the line. `noise`: the values' relative standard error. Knots are left out
-    one after another, that which changes the fit least first, while the change is within the noise."""
+    """Return the points' sizes with the values of the line. `noise`: the values' relative standard error. Knots are
+    left out one after another, that which changes the fit least first, while the change is within the noise."""
     if noise <= 0 or len(points) < 3:
         return tuple(points)
     knots = [*range(len(points))]

@@ -1,4 +1,4 @@
-"""The same client for scripts without an event loop of their own, and for notebooks, which have one.
+"""A blocking client for scripts without an event loop of their own, and for notebooks, which have one.
 
 with BlockingClient() as client:
     print(client.send("checkpoint", {}).step)

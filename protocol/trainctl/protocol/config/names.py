@@ -32,7 +32,7 @@ def node_name(host: str | None = None) -> str:
 
 
 def user_name() -> str:
-    """Who is asking, for the record; "unknown" where the system won't say."""
+    """Return the name of the user who asks, for the record; "unknown" where the system won't say."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):

@@ -127,7 +127,7 @@ _RULES: Final[tuple[Callable[[RunFile, DataSize | None], Iterator[Unusual]], ...
 
 @dataclass(frozen=True)
 class Preset:
-    """Where a run on one card starts."""
+    """Settings with which a run on one card starts."""
 
     name: str
     dtype: ComputeDtype

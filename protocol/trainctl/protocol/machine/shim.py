@@ -146,8 +146,8 @@ def _watch_log(log: Path, limit: int) -> None:
 
 
 def bound_log(log: Path, limit: int) -> None:
-    """Where a log is over `limit` bytes, keep its end as LOG.1 and begin it again, under the hands of those who add to
-    it: they opened it to append. A line written in the very moment between the two is lost."""
+    """Keep the end of a log that is over `limit` bytes as LOG.1, and begin it again while others add to it: they opened
+    it to append. A line written in the very moment between the two is lost."""
     kept = log.with_name(f"{log.name}.1")
     fresh = kept.with_name(f"{kept.name}.new")
     with contextlib.suppress(OSError):

@@ -113,7 +113,7 @@ def _title(data: AnyEvent, verb: str | None, outcome: str | None) -> str:
 
 
 def brief(data: AnyEvent) -> str:
-    """The same without the verb and the outcome, for tables that show them in their own columns."""
+    """Return an event in words without its verb and outcome, for tables that show them in their own columns."""
     match data:
         case SharesChanged():
             return _shares(data)

@@ -24,7 +24,7 @@ from trainctl.protocol.record.schema import ROLLUP_LEVELS
 
 RAW_STEPS_PER_COLUMN: Final = 30
 RAW_VALUES_PER_COLUMN: Final = 5
-"""The same for metrics by name, where each step is a row with all of the rank's values."""
+"""Most steps per column that are read as they are, of metrics by name: each is a row with all of the rank's values."""
 _MIN_ROLLUPS_PER_COLUMN: Final = 3
 """Least rollups per column; with fewer, rounding up to whole rollups would leave too many columns empty."""
 

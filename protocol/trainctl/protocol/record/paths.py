@@ -66,7 +66,8 @@ class RunPaths:
         return self.logs / f"rank-{rank}.log"
 
     def process(self, rank: int) -> Path:
-        """Who runs the rank: written by the shim (pid, start time, boot id, and at the end the exit status)."""
+        """Return the file that says which process runs the rank: written by the shim (pid, start time, boot id, and at
+        the end the exit status)."""
         return self.directory / f"rank-{rank}.process.json"
 
     def checkpoint(self, step: int) -> Path:

@@ -80,7 +80,7 @@ FINITE: Final = "typeof(value) IN ('real', 'integer') AND abs(value) < 1e300"
 
 
 def is_finite(value: float) -> bool:
-    """The same of a value that is here."""
+    """Return whether a value is small enough that a sum of many stays finite."""
     return abs(value) < 1e300
 
 

@@ -25,7 +25,7 @@ class Gap:
 
 
 class Attachment:
-    """Where a client stands in one agent's sequence of live messages."""
+    """A client's place in one agent's sequence of live messages."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.boot, self.seq = snapshot.boot, snapshot.seq

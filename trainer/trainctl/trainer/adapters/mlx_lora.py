@@ -17,7 +17,7 @@ _DECODER_LAYER = re.compile(r"^.*\.layers\.\d+\.")
 
 @dataclass(frozen=True)
 class Place:
-    """Where an MLX model holds a parameter."""
+    """A parameter's place in an MLX model."""
 
     name: str
     transposed: bool

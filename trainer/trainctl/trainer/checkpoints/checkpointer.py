@@ -1,5 +1,5 @@
-"""When a rank writes a checkpoint: it carries out checkpoint plans. Between two steps saver.py copies the state, and a
-thread writes the copy while training continues. Messages tell the agent. Which bits: files.py."""
+"""The writing of checkpoints on one rank: it carries out checkpoint plans. Between two steps saver.py copies the state,
+and a thread writes the copy while training continues. Messages tell the agent. Which bits: files.py."""
 
 import os
 import sys

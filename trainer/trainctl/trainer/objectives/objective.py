@@ -128,7 +128,7 @@ class Objective(ABC):
     def weights_of(self, lengths: NDArray[np.int64]) -> dict[str, float]:
         """Return what sequences with so many targets each add to each weight. An objective of several terms needs it
         for a step's batch before any part of that is assembled."""
-        raise NotImplementedError
+        raise TypeError(f"{self.name}: an objective of several terms needs its own weights_of")
 
     def numbers(self, sums: Sums) -> list[Any]:
         """Return the losses and metrics of sums in an order that follows from `spec`."""

@@ -1,4 +1,4 @@
-"""Where a demo keeps its things: the model and text that all demos share, and a folder a demo that is dropped later."""
+"""A demo's files: the model and text that all demos share, and a folder a demo that is dropped later."""
 
 import contextlib
 import fcntl

@@ -145,7 +145,7 @@ WIDE, NARROW = Size("wide", 860, 280), Size("narrow", 360, 240, left=48)
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where steps and values stand."""
+    """Positions of steps and values in a chart."""
 
     size: Size
     first: float

@@ -19,7 +19,7 @@ from trainctl.tui.setup.ssh import NO_CONNECTION, said
 OLDEST = (3, 1)
 """The first that reports the progress of all files together; macOS has an older one."""
 _PLACES = ("/opt/homebrew/bin/rsync", "/usr/local/bin/rsync", "/opt/local/bin/rsync")
-"""Where package managers of macOS put theirs; a command over ssh has a short PATH."""
+"""Paths of the rsync that package managers of macOS install; a command over ssh has a short PATH."""
 _LOST = frozenset({NO_CONNECTION, 10, 12, 30, 35})
 """rsync's exit codes where the connection ended: socket I/O, the protocol's data stream, and time limits."""
 _FAILED = re.compile(r"^(mkdir: |rsync: (?!.*(Broken pipe|Connection reset)).*: .* \(\d+\)$)", re.MULTILINE)

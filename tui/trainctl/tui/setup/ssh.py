@@ -19,7 +19,7 @@ SAID_LINES = 3
 
 @dataclass(frozen=True)
 class SshTarget:
-    """Where to log in."""
+    """A login on another machine."""
 
     words: str  # user@host, or a Host of ssh's configuration
     config: Path | None = None  # instead of the user's ssh configuration

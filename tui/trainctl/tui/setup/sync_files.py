@@ -38,7 +38,7 @@ _REVISION = re.compile(r"[0-9a-zA-Z._-]+")
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where a node keeps a run's model or data. Of a model in its Hugging Face cache only the node knows the folder."""
+    """A node's place of a run's model or data. Of a model in its Hugging Face cache only the node knows the folder."""
 
     what: Asset
     path: str  # absolute on that node, or a Hugging Face id

@@ -23,7 +23,7 @@ ANSWER_SECONDS = 60.0
 
 
 def status_of(address: str) -> Mapping[str, Any] | None:
-    """What one agent says; None if it doesn't answer."""
+    """Return one agent's status; None if it doesn't answer."""
     command = ["trainctl", "status", "--json", "--connect", address]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=ANSWER_SECONDS, check=True)
@@ -34,7 +34,7 @@ def status_of(address: str) -> Mapping[str, Any] | None:
 
 
 def has_ended(answers: Sequence[Mapping[str, Any] | None]) -> bool:
-    """Whether all agents answer, at least one knows a run, and none has an active one."""
+    """Return True if all agents answer, at least one knows a run, and none has an active one."""
     runs = [answer["run"] for answer in answers if answer is not None]
     known = [run for run in runs if run is not None]
     return len(runs) == len(answers) and bool(known) and all(run["state"] not in ACTIVE_RUN_STATES for run in known)

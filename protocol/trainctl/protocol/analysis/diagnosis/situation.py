@@ -83,7 +83,7 @@ class Situation:
 
     @cached_property
     def sync_before(self) -> float | None:
-        """The same earlier, in the block at the first quartile."""
+        """Trimmed mean seconds of the sum itself earlier, in the block at the first quartile."""
         found = sorted(pace.trimmed([pace.shared_sync(parts) for parts in block]) for block in self._blocks)
         return found[len(found) // 4] if found else None
 

@@ -329,7 +329,8 @@ def _best(s: Situation, steps: list[Parts]) -> tuple[float, float] | None:
 
 
 def _gain(s: Situation) -> tuple[float, float] | None:
-    """The same, if the best split is faster by enough in each third of the lasting steps; else None."""
+    """Return step seconds now and with the best split, if that is faster by enough in each third of the lasting
+    steps."""
     steps = s.lasting or s.recent
     third = len(steps) // 3
     found = _best(s, s.recent) if third >= LEAST_STEPS // 3 and third else None
