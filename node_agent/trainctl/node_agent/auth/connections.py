@@ -128,8 +128,8 @@ class ConnectionLog:
         """Tell what has happened since."""
         with contextlib.suppress(zmq.Again):
             while True:
-                told = parse_monitor_message(self._events.recv_multipart(zmq.DONTWAIT))
-                self._tell(int(told["event"]), int(told["value"]))
+                message = parse_monitor_message(self._events.recv_multipart(zmq.DONTWAIT))
+                self._tell(int(message["event"]), int(message["value"]))
 
     def _tell(self, event: int, value: int) -> None:
         if event == zmq.EVENT_ACCEPTED:

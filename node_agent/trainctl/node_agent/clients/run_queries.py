@@ -36,9 +36,9 @@ async def _view_from_lead(known: messages.RunView, source: QueryContext) -> mess
     lead = source.led_elsewhere(known.run)
     if lead is None:
         return known
-    told = await _asked(lead, messages.SnapshotRequest(uuid.uuid4().hex, 0, known.run), source)
-    if told is not None and told.run is not None:
-        return msgspec.structs.replace(told.run, directory=known.directory)
+    snapshot = await _asked(lead, messages.SnapshotRequest(uuid.uuid4().hex, 0, known.run), source)
+    if snapshot is not None and snapshot.run is not None:
+        return msgspec.structs.replace(snapshot.run, directory=known.directory)
     reason = f"the run's lead {lead} is unreachable, so the run's state is unknown here"
     return msgspec.structs.replace(known, lead=lead, reason=reason)
 
@@ -134,16 +134,16 @@ def _read(paths: RunPaths, columns: int) -> _Read:
 
 
 async def runs(request: messages.RunsRequest, source: QueryContext) -> messages.Runs:
-    """Runs that other nodes lead are as they are there; where that can't be told they are marked as stale."""
+    """Runs that other nodes lead are as they are there; where that is not known they are marked as stale."""
     known = source.known_runs()
     rows = await asyncio.to_thread(lambda: [_summary(row) for row in known])
     leads = {row.run: lead for row in rows if (lead := source.led_elsewhere(row.run)) is not None}
     nodes = sorted(set(leads.values()))
     replies = await asyncio.gather(*(_asked(node, messages.RunsRequest(uuid.uuid4().hex), source) for node in nodes))
-    told = {(node, row.run): row for node, said in zip(nodes, replies, strict=True) if said for row in said.runs}
+    elsewhere = {(node, row.run): row for node, said in zip(nodes, replies, strict=True) if said for row in said.runs}
     for number, row in enumerate(rows):
         lead = leads.get(row.run)
-        there = told.get((lead, row.run)) if lead is not None else None
+        there = elsewhere.get((lead, row.run)) if lead is not None else None
         if there is not None:
             own = {"directory": row.directory, "name": row.name, "size_bytes": row.size_bytes}
             rows[number] = msgspec.structs.replace(there, **own)

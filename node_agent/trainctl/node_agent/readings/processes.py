@@ -89,16 +89,16 @@ def _written_ns(file: Path) -> int:
 
 def _tree(file: Path) -> Iterator[_Known]:
     """A trainer, its shim, and what it has started; nothing if the trainer is not the one in the file any more."""
-    told = json.loads(file.read_text(encoding="utf-8"))
-    pid, rank = told["pid"], int(file.name.split(".")[0].removeprefix("rank-"))
-    if told["boot_id"] != shim.boot_id() or told["start_time"] is None or "exit_status" in told:
+    record = json.loads(file.read_text(encoding="utf-8"))
+    pid, rank = record["pid"], int(file.name.split(".")[0].removeprefix("rank-"))
+    if record["boot_id"] != shim.boot_id() or record["start_time"] is None or "exit_status" in record:
         return
-    if shim.start_time(pid) != told["start_time"]:
+    if shim.start_time(pid) != record["start_time"]:
         return
     trainer = psutil.Process(pid)
     yield _Known(trainer, "trainer", rank)
     with contextlib.suppress(psutil.Error):
-        yield _Known(psutil.Process(told["keeper_pid"]), "keeper", rank)
+        yield _Known(psutil.Process(record["keeper_pid"]), "keeper", rank)
     for child in trainer.children(recursive=True):
         with contextlib.suppress(psutil.Error):
             yield _Known(child, _ROLES.get(process_title.role_of(child.cmdline()), "helper"), rank)

@@ -96,8 +96,8 @@ class Follower:
 
     async def _greet(self, identity: bytes, hello: messages.PeerHello) -> None:
         self._lead.moved(hello.lead, hello.address)
-        told, term = hello.generation or messages.Generation(0, 0), self._votes.term_of(hello.run)
-        if hello.run is not None and told.term < term:
+        claimed, term = hello.generation or messages.Generation(0, 0), self._votes.term_of(hello.run)
+        if hello.run is not None and claimed.term < term:
             text = f"{self._node} has seen term {term}; {hello.lead} leads in an older one"
             row = self._db.known_run(hello.run)
             about = {"run": hello.run, "state": row.state if row else None, "reason": row.reason if row else ""}
@@ -130,24 +130,24 @@ class Follower:
     async def _accept_lead(self, hello: messages.PeerHello) -> bool:
         """Follow another lead of the same run in a newer term, or the same one at another address; False if this
         agent can't let go of the run at this moment."""
-        told = hello.generation
-        if told is not None and hello.run is not None and hello.run == self._role.run:
-            if told.term <= restore.kept_term(self._paths(hello.run)):
+        claimed = hello.generation
+        if claimed is not None and hello.run is not None and hello.run == self._role.run:
+            if claimed.term <= restore.kept_term(self._paths(hello.run)):
                 return True  # as far as is known here it is this agent that leads
             try:
                 await self.step_down(hello.lead, hello.address)
             except RefusedError:
                 return False
-        if told is None or hello.run is None:
+        if claimed is None or hello.run is None:
             return True
         if self._role.active_run in (None, hello.run):
-            self._db.saw(told)
+            self._db.saw(claimed)
         followed = self.followed
         if followed is not None and followed.run == hello.run:
-            newer = told.term > followed.generation.term
+            newer = claimed.term > followed.generation.term
             moved = hello.lead == followed.known.lead and hello.address != followed.known.address
             if newer:
-                followed.see(messages.Generation(told.term, 0))
+                followed.see(messages.Generation(claimed.term, 0))
             if newer or moved:
                 followed.follow(hello.lead, hello.address)
                 self._db.follow(followed.known)

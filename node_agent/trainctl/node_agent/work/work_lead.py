@@ -109,10 +109,10 @@ class WorkLead:
             return own
         try:
             async with self._context.client(address, HOST_SECONDS) as client:
-                told = (await client.ask(messages.WorksRequest, led=True)).works
+                works = (await client.ask(messages.WorksRequest, led=True)).works
         except TrainctlError:
             return own
-        return *own, *(one for one in told if one.view.work == order.work)
+        return *own, *(one for one in works if one.view.work == order.work)
 
     def _known(self, work: str) -> OpenedWork:
         if self._work is None or self._work.id != work:

@@ -24,7 +24,7 @@ _ON_SECONDS, _OFF_SECONDS = 0.002, 0.001
 _LEVEL_PART = 0.02
 """Waits that differ by less than this part of a rank's own time count as equal."""
 _SAME_PART = 0.2
-"""Part by which its figures must change for the same straggler to be told again."""
+"""Part by which its figures must change for the same straggler to be named again."""
 
 
 def waits(steps: Mapping[int, RankStep]) -> dict[int, float]:

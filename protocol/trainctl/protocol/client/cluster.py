@@ -136,8 +136,8 @@ class _Cluster:
             return [item]
         match item:
             case Snapshot():
-                told = item.alerts or Alerts(node=item.node.node)
-                return [item.node, told, *([item.node.host] if item.node.host is not None else [])]
+                alerts = item.alerts or Alerts(node=item.node.node)
+                return [item.node, alerts, *([item.node.host] if item.node.host is not None else [])]
             case HostReading() | Heartbeat() | Alerts() | NodeView() | Connection():
                 return [item]
             case RunView() | StepCommitted() | RankStep() | Event() | Sample():

@@ -136,9 +136,9 @@ class HandshakeWatch:
 
     async def _watch(self) -> None:
         while True:
-            told = parse_monitor_message(await self._monitor.recv_multipart())
-            event = int(told["event"])
-            verdict = self._handshakes.take(event, int(told["value"]), time.monotonic())
+            message = parse_monitor_message(await self._monitor.recv_multipart())
+            event = int(message["event"])
+            verdict = self._handshakes.take(event, int(message["value"]), time.monotonic())
             if verdict is not None:
                 self._verdict = self._verdict if not self._verdict.done() else _new_verdict()
                 self._verdict.set_result(verdict)

@@ -104,14 +104,14 @@ def make_model(words: list[str], module: str = EXPORT_MODEL) -> dict[str, Any]:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         name, reason = module.rpartition(".")[2], said[-1] if said else "no reason given"
         raise TrainctlError(f"{name} ended with status {done.returncode}: {reason}")
-    told: dict[str, Any] = json.loads(lines[-1])
+    answer: dict[str, Any] = json.loads(lines[-1])
     if done.returncode == InvalidInputError.exit_code:
-        raise InvalidInputError(told["where"], told["problem"])
+        raise InvalidInputError(answer["where"], answer["problem"])
     if done.returncode == RefusedError.exit_code:
-        raise RefusedError(told["problem"])
+        raise RefusedError(answer["problem"])
     if done.returncode:
-        raise TrainctlError(told["problem"])
-    return told
+        raise TrainctlError(answer["problem"])
+    return answer
 
 
 def _description(made: dict[str, Any]) -> str:

@@ -80,9 +80,9 @@ def _write_help(verb: verbs.Verb, command: str, formatter: Any) -> None:
     formatter.write_paragraph()
     with formatter.indentation():
         formatter.write_text(f"{verb.summary[0].upper()}{verb.summary[1:]}.")
-    if told := arguments_of(verb):
+    if described := arguments_of(verb):
         with formatter.section("Arguments"):
-            formatter.write_dl([(argument.typed, _meaning(argument)) for argument in told])
+            formatter.write_dl([(argument.typed, _meaning(argument)) for argument in described])
         if verb.first:
             formatter.write_paragraph()
             formatter.write_text(f"The first argument may be given without `{verb.first}=`.")

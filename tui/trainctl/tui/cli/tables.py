@@ -118,8 +118,8 @@ def status_text(
         *_viewer_lines(viewers),
     ]
     if run is None:
-        told = [event_line(event) for event in snapshot.events if event.severity == "error"]  # its record is damaged
-        return "\n".join([*(told or [f"no run on {snapshot.node.node} yet"]), *machines])
+        errors = [event_line(event) for event in snapshot.events if event.severity == "error"]  # its record is damaged
+        return "\n".join([*(errors or [f"no run on {snapshot.node.node} yet"]), *machines])
     why = f": {one_line(run.reason)}" if run.reason else ""
     origin = "  SIMULATED" if run.simulated else ""
     lines = [
@@ -170,8 +170,8 @@ def _cost_lines(snapshot: Snapshot, hosts: Sequence[HostReading]) -> list[str]:
         return []
     words = run_lines.run_energy(hosts, run, last.cursor if last is not None else run.cursor)
     active = run.state in ACTIVE_RUN_STATES
-    told = cost_pieces(spent, run.sample_unit, active=active, energy=words)
-    return [f"cost       {plain(groups(told, 200)).removeprefix('cost ')}"]
+    pieces = cost_pieces(spent, run.sample_unit, active=active, energy=words)
+    return [f"cost       {plain(groups(pieces, 200)).removeprefix('cost ')}"]
 
 
 def figures_of(snapshot: Snapshot) -> CostFigures | None:
@@ -246,11 +246,11 @@ def alerts_table(alerts: Sequence[AlertView]) -> str:
     return table(("ID", "SEVERITY", "SINCE", "STATE", "WHAT"), rows)
 
 
-def _alert_lines(told: Alerts | None) -> list[str]:
+def _alert_lines(alerts: Alerts | None) -> list[str]:
     """Return the alerts that call for somebody, a line each."""
     return [
         f"alert      since {time_of_day(alert.raised_at)}  {one_line(f'{alert.node} {alert.text}')}"
-        for alert in (told.alerts if told is not None else ())
+        for alert in (alerts.alerts if alerts is not None else ())
         if alert.acknowledged_by is None and not alert.muted
     ]
 
@@ -423,11 +423,11 @@ def _host_lines(host: HostReading | None) -> list[str]:
 
 def _viewer_lines(viewers: Sequence[Viewer]) -> list[str]:
     """`attached   anna since 14:02, cron since 14:20 (read-only)`; no line where nobody is."""
-    told = [
+    clients = [
         f"{one_line(viewer.by) or '?'} since {time_of_day(viewer.since_at)}{' (read-only)' if viewer.read_only else ''}"
         for viewer in viewers
     ]
-    return [f"attached   {', '.join(told)}"] if told else []
+    return [f"attached   {', '.join(clients)}"] if clients else []
 
 
 def _peer_lines(peers: Sequence[PeerView], hosts: Mapping[str, HostReading]) -> list[str]:

@@ -267,16 +267,16 @@ async def show_story(client: "Client", run: str | None, about: str, *, json: boo
         page = await client.ask(EventsRequest, run, events[-1].id if events else 0, EVENTS_PAGE)
         events += page.events
         has_more = page.more
-    told = story.tell(events, about, {rank.rank: rank.node for rank in view.ranks} if view is not None else {})
-    pages = [await client.ask(StepsRequest, run, step - 1, 1) for step in told.steps if step]
-    steps = [row for page in pages for row in page.steps if row.step in told.steps]
-    if not told.events and not steps:
+    chapters = story.tell(events, about, {rank.rank: rank.node for rank in view.ranks} if view is not None else {})
+    pages = [await client.ask(StepsRequest, run, step - 1, 1) for step in chapters.steps if step]
+    steps = [row for page in pages for row in page.steps if row.step in chapters.steps]
+    if not chapters.events and not steps:
         raise InvalidInputError("--story", f"nothing is recorded about {about}")
     if json:
-        fields = [run_events.event_fields(event) for event in told.events]
+        fields = [run_events.event_fields(event) for event in chapters.events]
         output.emit_ok(run=view.run if view is not None else run, story=about, events=fields, steps=steps)
         return 0
-    lines = [(event.at, tables.event_line(event)) for event in told.events]
+    lines = [(event.at, tables.event_line(event)) for event in chapters.events]
     lines += [(row.committed_at, f"{tables.step_line(row)}  plan v{row.plan_version}") for row in steps]
     for _, line in sorted(lines, key=lambda line: line[0]):
         output.say(line)

@@ -67,14 +67,14 @@ async def send(
     """
     if wait == "none":
         return await _hand_over(client, order)
-    async with contextlib.aclosing(replies(client, order)) as told:
-        first: CommandReply = await anext(told)
+    async with contextlib.aclosing(replies(client, order)) as outcomes:
+        first: CommandReply = await anext(outcomes)
         if wait == "accepted" or first.state in FINAL_COMMAND_STATES:
             return first
         telling = asyncio.create_task(_tell_wait(client, order, tell))
         try:
             async with asyncio.timeout(timeout_seconds):
-                last: CommandReply = await anext(told)
+                last: CommandReply = await anext(outcomes)
                 return last
         except TimeoutError:
             raise ExpiredError(

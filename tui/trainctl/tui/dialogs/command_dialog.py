@@ -277,8 +277,8 @@ class StartDialog(CommandDialog):
         run, batch = config.get("run", {}), config.get("batch", {})
         nodes = ", ".join(config.get("nodes", {})) or "every node of the cluster"
         unit = sample_unit(config.get("objective", {}).get("kind", ""))
-        told = f"{run.get('name')}: {run.get('steps'):,} steps of {batch.get('global')} {unit} on {nodes}"
-        return Piece(clean(told), "strong")
+        summary = f"{run.get('name')}: {run.get('steps'):,} steps of {batch.get('global')} {unit} on {nodes}"
+        return Piece(clean(summary), "strong")
 
 
 class BranchDialog(CommandDialog):

@@ -33,11 +33,11 @@ _LEAST_DETAIL = 12
 _ROLES = {"error": "error", "warning": "warning", "info": "text"}
 
 
-def title(told: DiagnosisReply | None) -> str:
+def title(reply: DiagnosisReply | None) -> str:
     """Return what stands in the rule above the list."""
-    if told is None:
+    if reply is None:
         return "─ diagnosis "
-    found = told.diagnosis
+    found = reply.diagnosis
     return f"─ diagnosis of steps {found.first_step:,} to {found.step:,} "
 
 
@@ -59,9 +59,9 @@ def _unknown(found: Diagnosis) -> list[str]:
     return [cause for cause in dict.fromkeys(one.cause for one in found.checked) if cause not in judged]
 
 
-def lines(told: DiagnosisReply, cursor: int, columns: int, rows: int, keys: Sequence[Line] = ()) -> list[Line]:
+def lines(reply: DiagnosisReply, cursor: int, columns: int, rows: int, keys: Sequence[Line] = ()) -> list[Line]:
     """Return exactly `rows` lines; `keys`: of the last line."""
-    found = told.diagnosis
+    found = reply.diagnosis
     role = _ROLES[found.findings[0].severity] if found.findings else "good"
     drawn = [line(Piece(text, role)) for text in wrap(clean(verdict(found)), columns)]
     if found.findings:
@@ -141,10 +141,10 @@ def _result(one: CheckedCause) -> str:
 # ---------------------------------------------------------------- the command line
 
 
-def text(told: DiagnosisReply) -> str:
+def text(reply: DiagnosisReply) -> str:
     """Return the verdict, then each finding, at most 80 columns wide."""
-    found = _with_run_named(told)
-    made = wrap(f"{told.run}, step {found.step:,}: {verdict(found)}", TEXT_COLUMNS)
+    found = _with_run_named(reply)
+    made = wrap(f"{reply.run}, step {found.step:,}: {verdict(found)}", TEXT_COLUMNS)
     for number, finding in enumerate(found.findings, 1):
         made += ["", *wrap(f"{number}. {finding.severity}: {clean(finding.title)}", TEXT_COLUMNS)]
         made += [plain(row).rstrip() for row in detail(finding, TEXT_COLUMNS)]
@@ -155,20 +155,20 @@ def text(told: DiagnosisReply) -> str:
     return "\n".join(made)
 
 
-def objects(told: DiagnosisReply) -> dict[str, Any]:
+def objects(reply: DiagnosisReply) -> dict[str, Any]:
     """Return the run, the verdict and the diagnosis for a script."""
-    fields = msgspec.to_builtins(_with_run_named(told))
-    return {"run": told.run, "live": told.live, "verdict": verdict(told.diagnosis), **fields}
+    fields = msgspec.to_builtins(_with_run_named(reply))
+    return {"run": reply.run, "live": reply.live, "verdict": verdict(reply.diagnosis), **fields}
 
 
-def _with_run_named(told: DiagnosisReply) -> Diagnosis:
+def _with_run_named(reply: DiagnosisReply) -> Diagnosis:
     """Return the diagnosis with the run in its commands: a shell may have other runs that they could mean."""
 
     def named(remedy: Remedy) -> Remedy:
         is_sent = remedy.command.startswith("trainctl send ")
-        return replace(remedy, command=f"{remedy.command} --run {told.run}") if is_sent else remedy
+        return replace(remedy, command=f"{remedy.command} --run {reply.run}") if is_sent else remedy
 
-    findings = told.diagnosis.findings
+    findings = reply.diagnosis.findings
     return replace(
-        told.diagnosis, findings=tuple(replace(one, remedies=tuple(map(named, one.remedies))) for one in findings)
+        reply.diagnosis, findings=tuple(replace(one, remedies=tuple(map(named, one.remedies))) for one in findings)
     )

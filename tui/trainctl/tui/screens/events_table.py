@@ -177,7 +177,7 @@ def _wide(row: EventRow, columns: int, when: int, step: int, context: Context) -
     alert, role = alert_label(event)
     room = columns - when - _WHO - _WHAT - step - _OUTCOME - _EFFECT - 9
     changed = clean(event_prose.brief(event.data).replace(event_prose.ARROW, "→"))
-    told = shorten(alert + changed + _undoes(event, context), room - 1)
+    text = shorten(alert + changed + _undoes(event, context), room - 1)
     outcome = "undone" if row.undone else event.outcome or ""
     what = shorten(clean(event.verb if event.kind == "command" and event.verb else event.kind), _WHAT - 1)
     return line(
@@ -185,7 +185,7 @@ def _wide(row: EventRow, columns: int, when: int, step: int, context: Context) -
         _who(event),
         Piece(what.ljust(_WHAT), "strong" if event.kind == "command" else "text"),
         Piece(f"{count(event.step) if event.step is not None else '-':>{step}}  ", "label"),
-        *fit(line(Piece(told, "dim" if row.undone else role)), room),
+        *fit(line(Piece(text, "dim" if row.undone else role)), room),
         Piece(f"{outcome:<{_OUTCOME}} ", _outcome_role(event, row.undone)),
         *_ends(row, context),
     )

@@ -176,5 +176,5 @@ def title(tail: LogTail, view: View, entries: Sequence[LogEntry], found: int, na
 
 def problems(tail: LogTail, names: Mapping[int, Named]) -> str:
     """Return whose log can't be read now, and why; empty if all can."""
-    told = [f"{clean(names[rank].label)}: {clean(why)}" for rank, why in tail.problems.items() if rank in names]
-    return "; ".join(told)
+    problems = [f"{clean(names[rank].label)}: {clean(why)}" for rank, why in tail.problems.items() if rank in names]
+    return "; ".join(problems)

@@ -170,9 +170,9 @@ def costs(run: RunSummary, state: ViewState, clock: Clock, columns: int) -> list
     found = cost.figures(run.cost, clock.wall(), left, trained)
     samples = samples_of(run.rates.unit if run.rates is not None else "")
     active = run.state in ACTIVE_RUN_STATES
-    told = cost_pieces(found, samples, active=active, energy=words)
+    costs = cost_pieces(found, samples, active=active, energy=words)
     own_line = missing_prices(found) if columns < 100 else []
-    rest = [pieces for pieces in told if pieces not in own_line]
+    rest = [pieces for pieces in costs if pieces not in own_line]
     return [fit(groups(pieces, columns), columns) for pieces in (rest, own_line) if pieces]
 
 
@@ -226,8 +226,8 @@ def _lineage(run: RunSummary, columns: int) -> list[Line]:
 def _rates(run: RunSummary, columns: int) -> list[Line]:
     if run.rates is None or columns < 100:
         return []
-    told = [time_left(run.rates), *rate_pieces(run.rates)]
-    return [fit(groups([pieces for pieces in told if pieces], columns), columns)]
+    times = [time_left(run.rates), *rate_pieces(run.rates)]
+    return [fit(groups([pieces for pieces in times if pieces], columns), columns)]
 
 
 def _policies(policies: Sequence[PolicyView], columns: int) -> list[Line]:

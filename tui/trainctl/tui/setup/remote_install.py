@@ -149,11 +149,11 @@ def find(ssh: Ssh, python: str | None) -> RemoteMachine:
     """Return the machine that ssh reaches. Raises UnreachableError, RefusedError as `Ssh.run` does."""
     out = ssh.run(["sh", "-c", _FIND, "sh", python or "", _ABOUT], seconds=120, step="connect")
     try:
-        told = json.loads(out.strip().splitlines()[-1])
-        here, _, there, _ = told.pop("connection").split()
+        facts = json.loads(out.strip().splitlines()[-1])
+        here, _, there, _ = facts.pop("connection").split()
     except (ValueError, IndexError, KeyError):
         raise RefusedError(f"connect: unexpected answer: {out[:200]!r}") from None
-    return RemoteMachine(**told, address_here=_plain(here), address_there=_plain(there))
+    return RemoteMachine(**facts, address_here=_plain(here), address_there=_plain(there))
 
 
 def _plain(address: str) -> str:

@@ -124,8 +124,8 @@ def missing_prices(found: cost.CostFigures) -> list[Line]:
     """Return `no price: mbp`, where a node that took part has none."""
     names = [clean(node) for node in found.unpriced]
     more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-    told = ", ".join([*names[:_MOST_NAMES], *more])
-    return [line(Piece(f"no price: {told}", "warning"))] if names else []
+    text = ", ".join([*names[:_MOST_NAMES], *more])
+    return [line(Piece(f"no price: {text}", "warning"))] if names else []
 
 
 def cost_spent(found: cost.CostFigures) -> Line:
