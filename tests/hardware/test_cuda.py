@@ -83,6 +83,8 @@ def test_the_host_does_not_wait_within_a_micro_batch(new_rig, kind):
     assert rig.backend.gradient_norm() > 0
 
 
+@pytest.mark.needs("cuda")
+@pytest.mark.usefixtures("gpu_as_found")
 def test_the_group_s_sum_is_copied_into_the_accumulators_that_there_are(new_rig):
     backend = new_rig("torch", node=GPU).backend
     sums = {name: array + 1 for name, array in backend.copy_out("accumulators").items()}

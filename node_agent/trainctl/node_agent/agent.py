@@ -450,7 +450,7 @@ class Agent:
         """Make again what was made at the start and is gone since. Raises TakenError."""
         self._lock.look()
         self._files.look()
-        self._link.files.look()
+        self._link.look_at_files()
         self._query_context.doctor.lost_sockets = tuple(self._files.gone + self._link.files.gone)
         for look in self.looks:
             look(self._files.current(self.address))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import sys
 
 import psutil
@@ -107,6 +108,31 @@ async def test_what_an_agent_leaves_is_copied_by_the_next_one_also_after_the_end
     async with agent.serving():
         await agent.hears((4, "copying"), (4, "copied"))
     assert pending_ranks(run / "checkpoints") == {9: 2}
+
+
+async def test_a_look_for_which_no_descriptor_is_free_is_made_again(run, tmp_path):
+    set_target(run, str(tmp_path / "there"))
+    agent = Agent(run)
+    async with agent.serving():
+        write(run, 3)
+        with no_free_descriptor():
+            agent.copies.look()
+            await asyncio.sleep(0.1)
+            assert agent.copies.is_busy, "it can't be told"
+        agent.copies.look()
+        await agent.hears((3, "copying"), (3, "copied"))
+
+
+@contextlib.contextmanager
+def no_free_descriptor():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = os.dup(0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare + 1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(spare)
 
 
 async def test_a_copy_that_outlives_its_agent_is_waited_for(run, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -185,3 +186,27 @@ async def test_none_is_started_beside_one_that_cannot_be_looked_at(rank, monkeyp
     none_left(monkeypatch)
     with pytest.raises(RefusedError, match="Too many open files"):
         await rank.start_again()
+
+
+async def test_what_arrives_while_a_socket_is_bound_again_is_received(tmp_path):
+    """To bind reads the wake-up of what has come, and ZeroMQ gives no second one."""
+    context = zmq.asyncio.Context()
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    link = TrainerLink(context, lambda: runtime)
+    message = m.CheckpointProgress(run="run-1", rank=0, step=3, done_bytes=1, total_bytes=9)
+    with zmq.Context() as own, own.socket(zmq.DEALER) as trainer:
+        trainer.connect(link.endpoint)
+        for is_bound_again in (False, True):
+            receiving = asyncio.create_task(link.receive())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # it waits for the descriptor
+            trainer.send(codec.encode(message))
+            select.select([link.socket.FD], [], [], 10)
+            if is_bound_again:
+                (runtime / "trainers.sock").unlink()
+                link.look_at_files()
+            async with asyncio.timeout(HANG_SECONDS / 60):
+                assert (await receiving) == (message, False)
+    link.close()
+    context.destroy(linger=0)

@@ -54,7 +54,7 @@ class Misweighted:
 
     def loss_and_gradient(self, batch, scales, **how):
         factor = 50.0 / self._by(batch)
-        self._inner.loss_and_gradient(batch, [scale * factor for scale in scales], **how)
+        self._inner.loss_and_gradient(batch, {term: scale * factor for term, scale in scales.items()}, **how)
         inner: Any = self._inner
         inner._added[-1] = [number * factor for number in inner._added[-1]]
 

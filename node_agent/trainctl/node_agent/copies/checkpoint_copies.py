@@ -46,17 +46,21 @@ class CheckpointCopies:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether something is being copied, or is due."""
-        return bool(self._tasks) or bool(self._due())
+        """Return whether something is being copied, or is due, or can't be looked for."""
+        try:
+            return bool(self._tasks) or bool(self._due())
+        except OSError:
+            return True
 
     async def serve(self) -> None:
         """Copy, until cancelled; the processes then continue by themselves."""
         try:
             while True:
                 self._look.clear()
-                for directory, step in (await asyncio.to_thread(self._due)).items():
-                    task = self._tasks[directory] = asyncio.create_task(self._copy(directory, step))
-                    task.add_done_callback(partial(self._ended, directory))
+                with contextlib.suppress(OSError):  # no descriptor is free: at the next look
+                    for directory, step in (await asyncio.to_thread(self._due)).items():
+                        task = self._tasks[directory] = asyncio.create_task(self._copy(directory, step))
+                        task.add_done_callback(partial(self._ended, directory))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_SECONDS):  # wait_for of Python 3.11 may swallow a cancellation
                         await self._look.wait()

@@ -46,6 +46,17 @@ class TrainerLink:
     def serve_at(self, endpoint: str) -> None:
         """Also be there, for trainers that look for their agent at another agent's file."""
         self.files.add(endpoint, lambda: self.socket)
+        self._look_again()
+
+    def look_at_files(self) -> None:
+        """Bind again where a socket's file is gone; call it every second or so."""
+        self.files.look()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Have `receive` see what the descriptor no longer shows: every call into the socket may read its wake-ups."""
+        if self.socket.get(zmq.EVENTS) & _POLLIN:
+            self._arrived.set()
 
     async def receive(self) -> tuple[m.FromTrainer | m.WorkAsk, bool] | None:
         """The next message, and whether a known rank speaks over a new connection; None: not of this protocol. Messages
@@ -109,8 +120,7 @@ class TrainerLink:
             self.socket.send_multipart([identity, codec.encode(message)], zmq.DONTWAIT)
         except zmq.ZMQError:
             return False
-        if self.socket.get(zmq.EVENTS) & _POLLIN:  # what has arrived meanwhile the descriptor doesn't show any more
-            self._arrived.set()
+        self._look_again()
         return True
 
     def close(self) -> None:
