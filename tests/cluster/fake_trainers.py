@@ -168,6 +168,8 @@ class FakeTrainer:
             self._flush()
             self._wake_peers()
             if isinstance(order, m.Leave):
+                if order.checkpoint:
+                    self._write(self.sim.last_step, self.sim.cursor, self.sim.highest)
                 self._log("INFO", f"leaving: {order.reason}")
                 while not self._answers.empty():
                     await asyncio.sleep(self.stride_seconds)
@@ -211,18 +213,21 @@ class FakeTrainer:
             log.write(log_format.write(time.time(), level, text) + "\n")
 
     def _save(self, plan: m.StepPlan) -> tuple[str, int]:
+        return self._write(plan.step, plan.cursor, plan.generation)
+
+    def _write(self, step: int, cursor: int, generation: m.Generation | None) -> tuple[str, int]:
         """Write a whole checkpoint, of which only the step and the cursor mean anything."""
-        folder = self.paths.checkpoint(plan.step)
+        folder = self.paths.checkpoint(step)
         folder.mkdir(parents=True, exist_ok=True)
-        state = json.dumps({"cursor": plan.cursor, "step": plan.step}).encode()
+        state = json.dumps({"cursor": cursor, "step": step}).encode()
         (folder / STATE_NAME).write_bytes(state)
         config = run_file.read(self.paths.run_file)
         manifest = Manifest(
-            run=self.sim.run, step=plan.step, written_at=time.time(),
+            run=self.sim.run, step=step, written_at=time.time(),
             files={STATE_NAME: FileEntry(len(state), hashlib.sha256(state).hexdigest())},
             metadata=CheckpointMetadata(
                 recipe=run_file.to_dict(config), performance=Performance(),
-                lineage=Lineage(run=self.sim.run, generation=plan.generation),
+                lineage=Lineage(run=self.sim.run, generation=generation),
                 environment=Environment(
                     node=self.node, program="0", python="3", library="none 0", device="cpu", system=os.name
                 ),

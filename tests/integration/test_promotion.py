@@ -12,7 +12,7 @@ import pytest
 from tests.asking import events_of, run_of
 from tests.cluster.folding import check_edits, check_steps
 from tests.cluster.run_files import NODES, on
-from tests.cluster.waits import all_steps, promote, wait_for_end, wait_for_step
+from tests.cluster.waits import all_steps, newest_step, promote, wait_for_end, wait_for_step
 from tests.integration.support.clusters import Cluster
 from tests.integration.support.exactness import check_ledger, worst_deviation
 from tests.integration.support.fault_table import was_lost as given_up
@@ -169,6 +169,28 @@ def lose_the_lead(cluster: Cluster) -> None:
         until(lambda: {view_at(cluster, node).lead for node in NODES} == {"gamma"}, 30, "one lead")
         until(lambda: all(rank.backend is not None for rank in run_of(client).ranks), 60, "all trainers")
     resume(cluster, "gamma")
+
+
+def test_a_run_whose_lead_stays_dead_is_resumed_elsewhere_from_its_last_step(cluster, run_config):
+    """Nobody promotes: the other node's trainer writes a checkpoint before it is ended."""
+    nodes = on("alpha", "beta", alpha={"share": 6}, beta={"share": 6})
+    config = run_config(run__steps=100_000, run__orphan_seconds=4, batch={"global": 12, "micro": 6}, nodes=nodes)
+    with cluster.client("alpha") as client:
+        begun = client.send("start-run", {"config": config})
+        assert begun.state == "applied", begun.reason
+        wait_for_step(client, 5)
+    power_off(cluster, "alpha")
+    with cluster.client("beta") as client:
+        ended = until(
+            lambda: (v := run_of(client)).state == "failed" and v, 60, "the end of the run that is led by none"
+        )
+        step = newest_step(cluster, "beta", begun.run)
+        assert step >= ended.step >= 5
+        reply = client.send("start-run", {"resume": begun.run, "old_lead_is_off": True})
+        assert reply.state == "applied", reply.reason
+        wait_for_step(client, step + 3)
+        assert any(event.text.startswith(f"resumed from step {step:,}") for event in events_of(client, begun.run))
+    cluster.start("alpha")
 
 
 def check(cluster: Cluster, run: str, lead: str, undisturbed: list[m.StepCommitted]) -> None:

@@ -106,6 +106,21 @@ MOST_STEPS = 5
 """Steps of a life before the one that the signal meets."""
 
 
+def test_a_trainer_that_is_to_write_a_checkpoint_before_it_leaves_does_so_without_its_group(agent, run_file):
+    """As when the lead is gone, and with it the group: the step in flight is given up, and the last one is kept."""
+    run_file(nodes__here={"backend": "mlx", "device": "cpu"})
+    process = agent.start()
+    agent.hear(m.Ready)
+    agent.form(FIRST)
+    agent.step(1, 1)
+    agent.tell(m.Form(run="r", generation=SECOND, engine="gloo", ranks=(0, 1)))
+    agent.hear(m.GroupFailed)
+    agent.tell(m.Leave(run="r", reason="its lead is gone", checkpoint=True))
+    _, errors = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode == 0, errors
+    assert checkpoints.verify(agent.paths.checkpoint(1)).step == 1
+
+
 class Lives:
     """One rank's lives, each of which begins with what the one before has left."""
 

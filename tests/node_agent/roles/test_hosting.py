@@ -111,21 +111,25 @@ def take_up_from_there(cluster, client, run: str, at: int) -> None:
 
 
 def stay_away(cluster, client, follower, run: str) -> None:
-    """The follower ends its trainer and says why; the lead goes on from its checkpoint when it is back."""
+    """The follower has its trainer write a checkpoint and end, and says why; the lead goes on from there when it is
+    back."""
     assert len(cluster["beta"].trainers) == 1
+    wait_for_step(client, newest_step(cluster, "beta", run) + 5)
     cluster["alpha"].kill()
     gone = until(
         lambda: next((r for r in follower.ask(RunsRequest).runs if r.run == run and r.state == "failed"), None),
         20,
         "its end",
     )
-    assert gone.step >= 1
     until(lambda: not cluster["beta"].trainers, 20, "the trainer's end")
+    written = newest_step(cluster, "beta", run)
+    assert written >= gone.step >= 1, "no step is lost"
     assert "alpha" in follower.ask(SnapshotRequest, 0, run).run.reason
     cluster["alpha"].start()
     until(lambda: run_of(client).state == "running", 60, "the run from its checkpoint")
     texts = [event.text for event in newest_events(client)]
     assert any("beta" in text and "silent" in text and "going back" in text for text in texts)
+    assert any(text.startswith(f"resumed from step {written}") for text in texts), texts
 
 
 def test_a_node_that_cannot_be_reached_is_named(cluster, run_config):

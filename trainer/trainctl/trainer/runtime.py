@@ -142,19 +142,20 @@ class Trainer:
                 log.info("left %s at step %s", generation, f"{self._progress.last_step:,}")
                 self._rank.group.close()
                 self._status.show("regroup")
-            case Leave(reason=reason):
+            case Leave(reason=reason, checkpoint=checkpoint):
+                if checkpoint:
+                    self._write_last()
                 log.info("leaving: %s", reason)
                 return False
             case Signalled(reason=reason):
                 if self._trains_alone:
-                    self._status.show("checkpoint")
-                    self.checkpointer.write_last(self._progress.last_step)
+                    self._write_last()
                 self._is_saved = True
                 log.info("leaving: %s", reason)
                 return False
             case Orphaned(seconds=seconds):
                 log.warning("the agent has been gone for %.0f s: writing a checkpoint, then exiting", seconds)
-                self.checkpointer.write_last(self._progress.last_step)
+                self._write_last()
                 log.info("leaving: the agent has been gone for %.0f s", seconds)
                 return False
             case Broken(error=error):
@@ -162,6 +163,12 @@ class Trainer:
             case _:
                 assert_never(order)
         return True
+
+    def _write_last(self) -> None:
+        """Write a checkpoint of the last step, if there is one and its state is not half of another rank's."""
+        if self._progress.whole and self._progress.last_step > 0:
+            self._status.show("checkpoint")
+            self.checkpointer.write_last(self._progress.last_step)
 
     @property
     def written_bytes(self) -> int | None:

@@ -117,9 +117,10 @@ class FollowedRank:
         self.told_ending = self.told_ending and lead == self.known.lead
         self.known = dataclasses.replace(self.known, lead=lead, address=address)
 
-    async def end(self, state: messages.RunState, reason: str) -> None:
-        """Have the trainer end. `state` is the run's: "stopping" if the last one is not reported yet, "starting" if it
-        never began and nothing of it is to be kept; where a plan was journaled that is taken for a failure."""
+    async def end(self, state: messages.RunState, reason: str, *, checkpoint: bool = False) -> None:
+        """Have the trainer end, after a `checkpoint` of its last step if that is wanted. `state` is the run's:
+        "stopping" if the last one is not reported yet, "starting" if it never began and nothing of it is to be kept;
+        where a plan was journaled that is taken for a failure."""
         never_began = state == "starting"
         if never_began and self._plan is not None:
             state, reason = "failed", f"{self.known.lead} no longer knows this run"
@@ -127,7 +128,8 @@ class FollowedRank:
             self.wanted = (state, reason)
         if self.ending is not None:
             return
-        if state == "starting" or not await self.port.tell(messages.Leave(run=self.run, reason=reason or state)):
+        leave = messages.Leave(run=self.run, reason=reason or state, checkpoint=checkpoint)
+        if state == "starting" or not await self.port.tell(leave):
             await self.port.end()
 
     async def start_again(self) -> None:

@@ -306,7 +306,8 @@ class Follower:
         silent_seconds = self.lead_silent_seconds(followed)
         if followed.wanted is None and silent_seconds > followed.config.run.orphan_seconds:
             # A trainer counts only its own agent; without the lead it would wait forever.
-            await followed.end("failed", f"its lead {followed.known.lead} has been silent for {silent_seconds:.0f} s")
+            why = f"its lead {followed.known.lead} has been silent for {silent_seconds:.0f} s"
+            await followed.end("failed", why, checkpoint=True)
         if followed.wanted is not None and followed.ending is not None:
             self._hosting.finish(followed, *followed.wanted)
         elif followed.refresh():

@@ -120,6 +120,7 @@ class Leave(Message, tag="leave", frozen=True):
 
     run: Name
     reason: str
+    checkpoint: bool = False  # whether to write a checkpoint of the last step first; agents before 0.3 don't say
 
 
 class WorkSlice(Message, tag="work-slice", frozen=True):
