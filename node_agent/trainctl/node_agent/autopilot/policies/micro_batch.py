@@ -67,9 +67,7 @@ class MicroBatch(Policy):
                 _bar(facts, memory, rank, size)
             case Stepped() as stepped:
                 shorten_bars(memory.kept, facts.step, _table(facts).barred_steps)
-                for node, ranks in _ranks_by_node(facts).items():
-                    if not _searches(facts, memory, stepped, node, ranks):
-                        continue
+                for node, ranks in _searching(facts, memory, stepped):
                     found = _next_size(facts, memory, stepped, node, ranks)
                     if found is not None:
                         return found
@@ -147,15 +145,19 @@ def _ranks_by_node(facts: RunFacts) -> dict[str, list[int]]:
     return nodes
 
 
-def _searches(facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ranks: list[int]) -> bool:
-    if memory.kept.get(f"searched {node}") or _table(facts).up == "off":
-        return False
-    if mode_of(facts.config, facts.durable, "micro-batch") != "on":
-        return False
-    settings = [facts.durable.settings.ranks[rank] for rank in ranks]
-    is_left_open = all(setting.auto_micro and not setting.halved_to for setting in settings)
-    has_begun = node in memory.evidence.get("search", {})
-    return is_left_open and (has_begun or not _has_curves(stepped, ranks))
+def _searching(facts: RunFacts, memory: Memory, stepped: Stepped) -> Iterator[tuple[str, list[int]]]:
+    """Yield the nodes, with their ranks, whose fastest micro-batch is still looked for."""
+    live = facts.durable.settings.live
+    is_left_open = any(setting.auto_micro for setting in live.values())
+    if not is_left_open or _table(facts).up == "off" or mode_of(facts.config, facts.durable, "micro-batch") != "on":
+        return
+    for node, ranks in _ranks_by_node(facts).items():
+        if memory.kept.get(f"searched {node}") or any(
+            not live[rank].auto_micro or live[rank].halved_to for rank in ranks
+        ):
+            continue
+        if node in memory.evidence.get("search", {}) or not _has_curves(stepped, ranks):
+            yield node, ranks
 
 
 def _next_size(facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ranks: list[int]) -> Proposal | None:
