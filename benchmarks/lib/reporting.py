@@ -21,7 +21,6 @@ from trainctl.protocol.wire import codec
 from trainctl.protocol.wire.sockets import new_socket
 from trainctl.trainer.backends.backend import Backend, CompileMeter, Device, TrainingRecipe
 from trainctl.trainer.backends.memory import HostMemory, Memory, MemoryByPart
-from trainctl.trainer.calibration.sweep import STEPS
 from trainctl.trainer.collective.group import Tail
 from trainctl.trainer.control.thread import Control
 from trainctl.trainer.data.batch import Batch, collate
@@ -186,7 +185,7 @@ class Reporter:
         self._loop = Loop(work, self._status, self._send_soon, count)
         self._control = Control(IDENTITY, endpoint, self._loop.progress, self._status)
         self._control.__enter__()
-        self.measure(STEPS)
+        self.measure(observer.TREND_STEPS)
         assert len(self.report.values) == count, sorted(self.report.values)
 
     def __enter__(self) -> Self:
