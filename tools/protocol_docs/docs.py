@@ -1,7 +1,8 @@
 """Write docs/protocol.md, the page for clients, and docs/protocol-agents.md, that of agents and trainers.
 
 Types and limits come from the code at run time, the meaning of each field from the comment beside it in the source,
-and that of a verb's argument from its declaration. A field with one meaning in several messages is explained once.
+and that of a verb's argument from its declaration. A field with one meaning in several messages is explained once. The
+page of agents has each message's purpose; the schema has its fields.
 `python -m tools.pages` writes both pages.
 """
 
@@ -24,10 +25,11 @@ import msgspec
 from msgspec import inspect as shape
 
 from tools.protocol_docs import examples, generated, meanings
-from tools.protocol_docs.conversations import UNIONS, types_of
+from tools.protocol_docs.conversations import UNIONS, tag_of, types_of
 from trainctl.protocol.config.objectives import HELD_OUT
 from trainctl.protocol.messages import METRICS, Message, verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
+from trainctl.protocol.messages.events import EventData
 from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.wire import codec
 
@@ -71,20 +73,20 @@ NAME, METRIC = "str[1..200]", r"str matching `^[a-z][a-z0-9_.:/-]{0,63}$`"
 
 @functools.cache
 def page(path: Path) -> str:
-    """Return one of the two pages. A link to a type that only the clients' page describes leads there."""
-    of_clients = path == CLIENTS
-    talks: dict[str, list[type[Message]]] = {} if of_clients else {"agent to agent": []}
-    for talk in UNIONS:
-        for kind in types_of(talk):
-            if kind.__name__ in BETWEEN_AGENTS and not of_clients:
-                talks["agent to agent"].append(kind)
-            elif (talk in CLIENT_TALKS and kind.__name__ not in BETWEEN_AGENTS) == of_clients:
-                talks.setdefault(talk, []).append(kind)
-    parts = [kind for kind in part_types() if (kind in client_parts()) == of_clients]
+    """Return one of the two pages."""
+    text = generated.filled(path, _client_blocks() if path == CLIENTS else _agent_blocks())
+    return re.sub(r"\A(# .*, version) \d+$", rf"\1 {PROTOCOL_VERSION}", text, flags=re.MULTILINE)
+
+
+def _client_blocks() -> dict[str, str]:
+    """Return the blocks of the clients' page, which explains every field of what clients send and receive."""
     comments = field_comments(*SOURCES)
+    talks = {talk: [kind for kind in types_of(talk) if kind.__name__ not in BETWEEN_AGENTS] for talk in CLIENT_TALKS}
     kinds = [kind for group in talks.values() for kind in group]
+    events = event_kinds()
+    parts = [kind for kind in client_parts() if kind not in events]
     shared = _shared([*kinds, *parts], comments)
-    described = {
+    return {
         "shared": _table("field", "meaning", rows=[(f"`{name}`", text) for name, text in sorted(shared.items())]),
         "messages": "\n\n".join(
             part
@@ -92,24 +94,34 @@ def page(path: Path) -> str:
             for part in (f"### {talk[0].upper()}{talk[1:]}", *(_type(kind, comments, shared) for kind in group))
         ),
         "parts": "\n\n".join(_type(kind, comments, shared) for kind in parts),
-        "enumerations": _enumerations([*kinds, *parts]),
+        "events": _events(events, comments),
+        "enumerations": _enumerations([*kinds, *parts, *events]),
         "limits": _limits(),
         "metrics": _metrics(),
         "verbs": _verbs(),
-        "bytes": _bytes(SHOWN[path]),
+        "bytes": _bytes(SHOWN[CLIENTS]),
     }
-    text = re.sub(
-        r"\A(# .*, version) \d+$",
-        rf"\1 {PROTOCOL_VERSION}",
-        generated.filled(path, described),
-        flags=re.MULTILINE,
+
+
+def _agent_blocks() -> dict[str, str]:
+    """Return the blocks of the agents' page: each message with its purpose. The schema explains their fields."""
+    talks: dict[str, list[type[Message]]] = {"agent to agent": []}
+    for talk in UNIONS:
+        for kind in types_of(talk):
+            if kind.__name__ in BETWEEN_AGENTS:
+                talks["agent to agent"].append(kind)
+            elif talk not in CLIENT_TALKS:
+                talks.setdefault(talk, []).append(kind)
+    tables = (
+        (
+            f"### {talk[0].upper()}{talk[1:]}",
+            _table(
+                "type", "name", "meaning", rows=[(f"`{tag_of(kind)}`", kind.__name__, purpose(kind)) for kind in group]
+            ),
+        )
+        for talk, group in talks.items()
     )
-    if of_clients:
-        return text
-    elsewhere = anchors(page(CLIENTS)) - anchors(text)
-    return re.sub(
-        r"\]\(#([^)]+)\)", lambda link: f"](protocol.md#{link[1]})" if link[1] in elsewhere else link[0], text
-    )
+    return {"messages": "\n\n".join(part for table in tables for part in table), "bytes": _bytes(SHOWN[AGENTS])}
 
 
 def anchors(text: str) -> set[str]:
@@ -193,6 +205,12 @@ def part_types() -> list[type[msgspec.Struct]]:
     return [kind for kind in parts if kind.__name__ in named]
 
 
+@functools.cache
+def event_kinds() -> list[type[msgspec.Struct]]:
+    """Return the kinds of event: what the data of one can be."""
+    return [kind for kind in part_types() if issubclass(kind, EventData)]
+
+
 # ---------------------------------------------------------------- types in the page's notation
 
 
@@ -202,6 +220,8 @@ def words(kind: shape.Type) -> str:
         case shape.Metadata(type=within):
             return words(within)
         case shape.UnionType(types):
+            if all(isinstance(part, shape.StructType) and issubclass(part.cls, EventData) for part in types):
+                return "a [kind of event](#kinds-of-event)"
             some = " or ".join(words(part) for part in types if not isinstance(part, shape.NoneType))
             return f"{some}?" if kind.includes_none else some
         case shape.BoolType():
@@ -325,6 +345,17 @@ def _type(kind: type[msgspec.Struct], comments: Comments, shared: dict[str, str]
     said = f"{tag}{purpose(kind)}{order}" + (f" Shared: {'; '.join(also)}." if also else "")
     parts = [f"#### {kind.__name__}", said, *([_table("field", "type", "meaning", rows=rows)] if rows else [])]
     return "\n\n".join(parts)
+
+
+def _events(kinds: Iterable[type[msgspec.Struct]], comments: Comments) -> str:
+    """Return the kinds of event in one table, each above its fields."""
+    rows = []
+    for kind in kinds:
+        rows.append((f"`{kind.__struct_config__.tag}`", "", "", purpose(kind)))
+        rows += [
+            ("", f"`{field.encode_name}`", _typed(field), _meaning(kind, field, comments)) for field in _fields(kind)
+        ]
+    return _table("kind", "field", "type", "meaning", rows=rows)
 
 
 def _enumerations(kinds: Iterable[type[msgspec.Struct]]) -> str:
