@@ -102,10 +102,12 @@ def python_page() -> str:
 
 
 def _class(kind: type) -> str:
+    """Return a class with its methods; of those that a client named before has too, only the names."""
     methods = [value for name, value in vars(kind).items() if inspect.isfunction(value) and name[0] != "_"]
-    own = [_function(method) for method in methods if not hasattr(method, "__wrapped__")]
-    also = ", ".join(f"`{method.__name__}`" for method in methods if hasattr(method, "__wrapped__"))
-    shared = [f"{also}: as those of `Client`."] if also else []
+    before = [] if kind is Client else vars(Client)
+    own = [_function(method) for method in methods if method.__name__ not in before]
+    also = ", ".join(f"`{method.__name__}`" for method in methods if method.__name__ in before)
+    shared = [f"{also}: as those of `Client`, without `await`."] if also else []
     return "\n\n".join([f"### {kind.__name__}", _doc(kind), _function(vars(kind)["__init__"]), *own, *shared])
 
 

@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import io
+import itertools
 import re
 import sys
 import tokenize
@@ -27,7 +28,7 @@ from msgspec import inspect as shape
 from tools.protocol_docs import examples, generated, meanings
 from tools.protocol_docs.conversations import UNIONS, tag_of, types_of
 from trainctl.protocol.config.objectives import HELD_OUT
-from trainctl.protocol.messages import METRICS, Message, verbs
+from trainctl.protocol.messages import METRICS, Message, Metric, verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.protocol.messages.events import EventData
 from trainctl.protocol.messages.verb_arguments import arguments_of
@@ -320,13 +321,13 @@ def _label(field: shape.Field) -> str:
 
 
 def _meaning(kind: type, field: shape.Field, comments: Comments) -> str:
-    """Return a field's meaning without what the page says of all times."""
-    return comment(kind, field.name, comments).replace(", in Unix seconds", "")
+    """Return a field's meaning without what the page says of all times and nulls."""
+    return re.sub("(, in Unix seconds|; null: unknown)$", "", comment(kind, field.name, comments))
 
 
 def _shared(kinds: Iterable[type[msgspec.Struct]], comments: Comments) -> dict[str, str]:
     """Return the meanings that a field has in two or more types, the most frequent one of each name."""
-    counts = Counter((_label(field), comment(kind, field.name, comments)) for kind in kinds for field in _fields(kind))
+    counts = Counter((_label(field), _meaning(kind, field, comments)) for kind in kinds for field in _fields(kind))
     return {name: text for (name, text), count in reversed(counts.most_common()) if count > 1}
 
 
@@ -390,16 +391,35 @@ def _limits() -> str:
 
 
 def _metrics() -> str:
-    """Return the table of metrics, one of an objective together with that of its held-out rows."""
+    """Return the table of metrics, one of an objective together with that of its held-out rows.
+
+    Consecutive ones whose meanings differ in the same word are one row.
+    """
     rows = []
-    for metric in METRICS.values():
-        held_out = METRICS.get(f"{HELD_OUT}{metric.name}")
-        plain_name = METRICS.get(metric.name.removeprefix(HELD_OUT))
-        if metric.name.startswith(HELD_OUT) and plain_name is not None:
-            continue
-        names = f"`{metric.name}`" + (f", `{held_out.name}`" if held_out else "")
-        rows.append((names, metric.unit, metric.scope, metric.help))
+    plain_ones = [
+        metric
+        for metric in METRICS.values()
+        if metric.name.removeprefix(HELD_OUT) not in METRICS.keys() - {metric.name}
+    ]
+    for (unit, scope, *_), group in itertools.groupby(plain_ones, _likeness):
+        metrics = list(group)
+        names = [name for metric in metrics for name in (metric.name, f"{HELD_OUT}{metric.name}") if name in METRICS]
+        columns = zip(*(metric.help.split() for metric in metrics), strict=True)
+        said = (_either(tuple(dict.fromkeys(column))) for column in columns)
+        rows.append((", ".join(f"`{name}`" for name in names), unit, scope, " ".join(said)))
     return _table("metric", "unit", "scope", "meaning", rows=rows)
+
+
+_EITHER = re.compile(r"\b(data|forward|backward|sync|optimizer|wait|received|sent)\b(?= (phase|by))")
+"""Words in which alone the meanings of a phase's and a direction's metrics differ."""
+
+
+def _likeness(metric: Metric) -> tuple[str, str, str]:
+    return metric.unit, metric.scope, _EITHER.sub("", metric.help)
+
+
+def _either(words: tuple[str, ...]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _verbs() -> str:
@@ -407,7 +427,7 @@ def _verbs() -> str:
     rows, arguments = [], []
     for verb in verbs.VERBS.values():
         node = "required" if verb.needs_node else "optional" if verb.takes_node else "no"
-        said = f"{verb.summary}. {purpose(verb.args)}".strip()
+        said = f"{verb.summary}. {purpose(verb.args)}".removesuffix(" It has no arguments.").strip()
         knobs = ", ".join(sorted(verb.knobs))
         rows.append((f"`{verb.name}`", said, verb.scope, verb.affects, knobs, verb.inverse or "", node))
         info = shape.type_info(verb.args)
