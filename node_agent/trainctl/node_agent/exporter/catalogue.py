@@ -1,4 +1,4 @@
-"""Every metric that the Prometheus endpoint can have: its name, type, labels and meaning; docs/exporters.md shows them.
+"""Every metric that the Prometheus endpoint can have: its name, type, labels and meaning; docs/exporters.md lists them.
 
 Base units throughout: seconds, bytes, hertz, watts, degrees Celsius, and ratios from 0 to 1 instead of percentages.
 """
