@@ -393,7 +393,7 @@ def _limits() -> str:
 def _metrics() -> str:
     """Return the table of metrics, one of an objective together with that of its held-out rows.
 
-    Consecutive ones whose meanings differ in the same word are one row.
+    Those of a step's phases are one row.
     """
     rows = []
     plain_ones = [
@@ -410,12 +410,9 @@ def _metrics() -> str:
     return _table("metric", "unit", "scope", "meaning", rows=rows)
 
 
-_EITHER = re.compile(r"\b(data|forward|backward|sync|optimizer|wait|received|sent)\b(?= (phase|by))")
-"""Words in which alone the meanings of a phase's and a direction's metrics differ."""
-
-
 def _likeness(metric: Metric) -> tuple[str, str, str]:
-    return metric.unit, metric.scope, _EITHER.sub("", metric.help)
+    """Return what the metrics of all phases have in common: all but the phase's name."""
+    return metric.unit, metric.scope, metric.help.replace(metric.name.partition("_")[0], "")
 
 
 def _either(words: tuple[str, ...]) -> str:
