@@ -13,20 +13,18 @@ import inspect
 import io
 import itertools
 import re
-import sys
 import tokenize
-import typing
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import msgspec
 from msgspec import inspect as shape
 
 from tools.protocol_docs import examples, generated, meanings
 from tools.protocol_docs.conversations import UNIONS, tag_of, types_of
+from tools.protocol_docs.notation import enumerations, typed, words
 from trainctl.protocol.config.objectives import HELD_OUT
 from trainctl.protocol.messages import METRICS, Message, Metric, verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
@@ -67,9 +65,6 @@ BETWEEN_AGENTS = (
     "SliceReply",
 )
 """Requests and replies that agents send each other over the sockets of clients; the page of agents has them."""
-MOST = 2**63 - 1
-NAME, METRIC = "str[1..200]", r"str matching `^[a-z][a-z0-9_.:/-]{0,63}$`"
-"""Texts that the page calls `name` and `metric`."""
 
 
 @functools.cache
@@ -180,11 +175,6 @@ def plain(text: str) -> str:
     return re.sub(r"\b(None|True|False)\b", lambda constant: CONSTANTS[constant[0]], text)
 
 
-def portable(pattern: str) -> str:
-    """Return a pattern whose end is written as other languages do."""
-    return pattern.replace(r"\Z", "$")
-
-
 @functools.cache
 def client_parts() -> list[type[msgspec.Struct]]:
     """Return the parts of what clients send and receive."""
@@ -210,92 +200,6 @@ def part_types() -> list[type[msgspec.Struct]]:
 def event_kinds() -> list[type[msgspec.Struct]]:
     """Return the kinds of event: what the data of one can be."""
     return [kind for kind in part_types() if issubclass(kind, EventData)]
-
-
-# ---------------------------------------------------------------- types in the page's notation
-
-
-def words(kind: shape.Type) -> str:
-    """Return a field's type in the notation that the page explains."""
-    match kind:
-        case shape.Metadata(type=within):
-            return words(within)
-        case shape.UnionType(types):
-            if all(isinstance(part, shape.StructType) and issubclass(part.cls, EventData) for part in types):
-                return "a [kind of event](#kinds-of-event)"
-            some = " or ".join(words(part) for part in types if not isinstance(part, shape.NoneType))
-            return f"{some}?" if kind.includes_none else some
-        case shape.BoolType():
-            return "bool"
-        case shape.IntType():
-            return _int(kind)
-        case shape.FloatType():
-            return _float(kind)
-        case shape.StrType():
-            text = f"str{_length(kind)}" + (f" matching `{portable(kind.pattern)}`" if kind.pattern else "")
-            return {NAME: "name", METRIC: "metric"}.get(text, text)
-        case shape.BytesType():
-            return "bytes"
-        case shape.LiteralType(values):
-            return _named().get(frozenset(values)) or "/".join(sorted(map(str, values)))
-        case shape.VarTupleType(item_type=item) | shape.ListType(item_type=item):
-            return f"array({words(item)}){_length(kind)}"
-        case shape.TupleType(item_types=items):
-            return f"({', '.join(words(item) for item in items)})"
-        case shape.DictType(key_type=key, value_type=value):
-            return f"map({words(key)}→{words(value)})"
-        case shape.StructType(cls=cls):
-            return f"[{cls.__name__}](#{cls.__name__.lower()})"
-        case shape.AnyType():
-            return "any"
-        case _:
-            raise TypeError(f"no words for {kind}")
-
-
-@functools.cache
-def _named() -> dict[frozenset[Any], str]:
-    """Return the enumerations of four or more values that the source names, by their values."""
-    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("trainctl.protocol.")]
-    return {
-        frozenset(typing.get_args(value)): name
-        for module in modules
-        for name, value in vars(module).items()
-        if typing.get_origin(value) is typing.Literal and len(typing.get_args(value)) > 3 and name[0] != "_"
-    }
-
-
-def _int(kind: shape.IntType) -> str:
-    """Return an integer's limits, where they are narrower than those of 64 bits."""
-    low, high = ("" if limit in (None, -MOST, MOST) else _power(limit) for limit in (kind.ge, kind.le))
-    return "uint" if (low, high) == ("0", "") else f"{low}..{high}" if low or high else "int"
-
-
-def _float(kind: shape.FloatType) -> str:
-    below = [f"{_power(limit)}{sign}" for limit, sign in ((kind.gt, "<"), (kind.ge, "≤")) if limit is not None]
-    above = [f"{sign}{_power(limit)}" for limit, sign in ((kind.lt, "<"), (kind.le, "≤")) if limit is not None]
-    return "".join([*below, "float", *above])
-
-
-def _power(limit: float) -> str:
-    """Return a limit as text, the large ones as powers."""
-    if limit >= 2**20 and not int(limit) & (int(limit) - 1):
-        return f"2^{int(limit).bit_length() - 1}"
-    return f"{limit:g}".replace("e+0", "e").replace("e+", "e") if isinstance(limit, float) else str(limit)
-
-
-def _length(kind: shape.StrType | shape.VarTupleType | shape.ListType) -> str:
-    if kind.min_length is None and kind.max_length is None:
-        return ""
-    return f"[{kind.min_length or 0}..{'' if kind.max_length is None else kind.max_length}]"
-
-
-def _typed(field: shape.Field) -> str:
-    """Return a field's type with its default, as one cell of a table."""
-    if field.required:
-        return words(field.type)
-    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-    plain_value = msgspec.json.encode(msgspec.to_builtins(value)).decode()
-    return f"{words(field.type)}={'its defaults' if isinstance(value, msgspec.Struct) else plain_value}"
 
 
 # ---------------------------------------------------------------- sections
@@ -340,9 +244,9 @@ def _type(kind: type[msgspec.Struct], comments: Comments, shared: dict[str, str]
     for field in _fields(kind):
         meaning = _meaning(kind, field, comments)
         if shared.get(_label(field)) == meaning and not info.array_like:
-            also.append(f"`{field.encode_name}` {_typed(field)}")
+            also.append(f"`{field.encode_name}` {typed(field)}")
         else:
-            rows.append((f"`{field.encode_name}`", _typed(field), meaning))
+            rows.append((f"`{field.encode_name}`", typed(field), meaning))
     said = f"{tag}{purpose(kind)}{order}" + (f" Shared: {'; '.join(also)}." if also else "")
     parts = [f"#### {kind.__name__}", said, *([_table("field", "type", "meaning", rows=rows)] if rows else [])]
     return "\n\n".join(parts)
@@ -354,7 +258,7 @@ def _events(kinds: Iterable[type[msgspec.Struct]], comments: Comments) -> str:
     for kind in kinds:
         rows.append((f"`{kind.__struct_config__.tag}`", "", "", purpose(kind)))
         rows += [
-            ("", f"`{field.encode_name}`", _typed(field), _meaning(kind, field, comments)) for field in _fields(kind)
+            ("", f"`{field.encode_name}`", typed(field), _meaning(kind, field, comments)) for field in _fields(kind)
         ]
     return _table("kind", "field", "type", "meaning", rows=rows)
 
@@ -368,7 +272,7 @@ def _enumerations(kinds: Iterable[type[msgspec.Struct]]) -> str:
         for field in _fields(kind)
         for word in re.findall(r"\w+", words(field.type))
     }
-    rows = sorted((name, ", ".join(sorted(values))) for values, name in _named().items() if name in used)
+    rows = sorted((name, ", ".join(sorted(values))) for values, name in enumerations().items() if name in used)
     return _table("name", "values", rows=rows)
 
 
@@ -430,7 +334,7 @@ def _verbs() -> str:
         info = shape.type_info(verb.args)
         assert isinstance(info, shape.StructType)
         arguments += [
-            (f"`{verb.name}`", f"`{field.encode_name}`", _typed(field), about.unit or "", about.meaning)
+            (f"`{verb.name}`", f"`{field.encode_name}`", typed(field), about.unit or "", about.meaning)
             for field, about in zip(info.fields, arguments_of(verb), strict=True)
         ]
     table = _table("verb", "what it does", "scope", "affects", "changes", "undone by", "`node`", rows=rows)

@@ -12,6 +12,7 @@ import msgspec
 
 from tools.protocol_docs import docs
 from tools.protocol_docs.conversations import UNIONS, types_of
+from tools.protocol_docs.notation import portable
 from trainctl.protocol.messages import Message, verbs
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 
@@ -89,7 +90,7 @@ def for_any_language(found: Any) -> None:
     elif isinstance(found, dict):
         found.pop("discriminator", None)
         if isinstance(found.get("pattern"), str):
-            found["pattern"] = docs.portable(found["pattern"])
+            found["pattern"] = portable(found["pattern"])
         for part in found.values():
             for_any_language(part)
 
