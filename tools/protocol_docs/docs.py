@@ -300,12 +300,12 @@ def _metrics() -> str:
     Those of a step's phases are one row.
     """
     rows = []
-    plain_ones = [
+    shown = [
         metric
         for metric in METRICS.values()
         if metric.name.removeprefix(HELD_OUT) not in METRICS.keys() - {metric.name}
     ]
-    for (unit, scope, *_), group in itertools.groupby(plain_ones, _likeness):
+    for (unit, scope, *_), group in itertools.groupby(shown, _likeness):
         metrics = list(group)
         names = [name for metric in metrics for name in (metric.name, f"{HELD_OUT}{metric.name}") if name in METRICS]
         columns = zip(*(metric.help.split() for metric in metrics), strict=True)
