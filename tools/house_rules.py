@@ -22,8 +22,6 @@ UNFORMATTED: Final = "# fmt: " + "skip"
 MAX_POSITIONAL: Final = 6
 ALLOWED: Final[dict[tuple[str, str], int]] = {
     ("benchmarks", "format"): 42,
-    ("node_agent", "alias"): 17,
-    ("node_agent", "format"): 8,
     ("node_agent", "parameters"): 4,
     ("protocol", "format"): 27,
 }

@@ -16,10 +16,10 @@ from typing import Final
 
 from trainctl.node_agent.alerts.conditions import Observation, Said, seconds
 from trainctl.node_agent.alerts.slow_ranks import machine_facts
-from trainctl.protocol import messages as m
 from trainctl.protocol.batch.against_profile import bandwidth, links_of, passes_seconds, sum_seconds
 from trainctl.protocol.calibration.profile import LinkRate, ProfileSummary
 from trainctl.protocol.config.alert_rules import AlertsTable
+from trainctl.protocol.messages import HostReading, RankStep
 
 WINDOW_STEPS: Final = 100
 """Steps by whose median a rank is judged."""
@@ -48,7 +48,7 @@ class CalibratedSpeedWatch:
         self._table = table
         self._steps: dict[int, deque[_Timed]] = {}
 
-    def part(self, part: m.RankStep, profile: ProfileSummary | None, host: m.HostReading | None) -> list[Observation]:
+    def part(self, part: RankStep, profile: ProfileSummary | None, host: HostReading | None) -> list[Observation]:
         """Judge a rank's part of a step by its calibration; `host` is what was last read of its machine."""
         expected = passes_seconds(part, profile) if profile is not None else None
         took = part.phases.forward + part.phases.backward
@@ -70,7 +70,7 @@ class CalibratedSpeedWatch:
         self._steps.pop(rank, None)
 
 
-def _say_passes(slower: float, kept: list[_Timed], part: m.RankStep, host: m.HostReading | None) -> Said:
+def _say_passes(slower: float, kept: list[_Timed], part: RankStep, host: HostReading | None) -> Said:
     took, expected = median(step.took for step in kept), median(step.expected for step in kept)
     text = f"{100 * slower:.0f} % slower than calibrated: passes take {seconds(took)}, not {seconds(expected)}"
     samples = f"{part.samples} samples with a micro-batch of {part.micro_batch}"
@@ -84,11 +84,11 @@ class LinkWatch:
     def __init__(self, table: AlertsTable) -> None:
         self._table = table
         self._step = 0
-        self._parts: dict[int, m.RankStep] = {}  # of that step, by rank
+        self._parts: dict[int, RankStep] = {}  # of that step, by rank
         self._sums: deque[_Timed] = deque(maxlen=WINDOW_STEPS)
 
     def part(
-        self, part: m.RankStep, profiles: Mapping[str, ProfileSummary], lead: str, hosts: Mapping[str, m.HostReading]
+        self, part: RankStep, profiles: Mapping[str, ProfileSummary], lead: str, hosts: Mapping[str, HostReading]
     ) -> list[Observation]:
         """Take a rank's part of a step. `profiles` and `hosts`: calibrations and newest readings by node."""
         findings: list[Observation] = []
@@ -104,7 +104,7 @@ class LinkWatch:
         self._parts.clear()
 
     def _judge(
-        self, profiles: Mapping[str, ProfileSummary], lead: str, hosts: Mapping[str, m.HostReading]
+        self, profiles: Mapping[str, ProfileSummary], lead: str, hosts: Mapping[str, HostReading]
     ) -> list[Observation]:
         parts = [*self._parts.values()]
         others = {part.node for part in parts} - {lead}
@@ -121,7 +121,7 @@ class LinkWatch:
             return []
         return [self._finding(links, hosts)]
 
-    def _finding(self, links: Mapping[str, LinkRate], hosts: Mapping[str, m.HostReading]) -> Observation:
+    def _finding(self, links: Mapping[str, LinkRate], hosts: Mapping[str, HostReading]) -> Observation:
         part, least = median(step.expected / step.took for step in self._sums), self._table.link_percent / 100
         say = partial(_say_sum, part, [*self._sums], links, hosts)
         # A ring is as fast as its slowest link: with several, the sum alone doesn't tell which one that is.
@@ -129,9 +129,7 @@ class LinkWatch:
         return Observation("link", part < least, part > LINK_CLEAR_TIMES * least, say, node)
 
 
-def _say_sum(
-    part: float, sums: list[_Timed], links: Mapping[str, LinkRate], hosts: Mapping[str, m.HostReading]
-) -> Said:
+def _say_sum(part: float, sums: list[_Timed], links: Mapping[str, LinkRate], hosts: Mapping[str, HostReading]) -> Said:
     took, expected = median(step.took for step in sums), median(step.expected for step in sums)
     which = "the link to the lead is" if len(links) == 1 else "the links between the nodes are"
     text = (
@@ -143,7 +141,7 @@ def _say_sum(
     return Said(text, (f"median of the last {WINDOW_STEPS} sums", *each), (advice,))
 
 
-def _link(node: str, link: LinkRate, host: m.HostReading | None) -> str:
+def _link(node: str, link: LinkRate, host: HostReading | None) -> str:
     now = host.values.get("round_trip_seconds") if host is not None else None
     trips = [f"{1000 * link.latency_seconds:.1f} ms then"] if link.latency_seconds is not None else []
     trips += [f"{1000 * now:.1f} ms now"] if now is not None else []

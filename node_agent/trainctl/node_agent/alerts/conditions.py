@@ -7,9 +7,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.alert_rules import KINDS, AlertKind, AlertsTable, stall_limit_seconds
+from trainctl.protocol.messages import (
+    CLOCK_LIMITED_BY,
+    KL,
+    GpuReading,
+    HostReading,
+    RankStep,
+    RankView,
+    RunView,
+    StepCommitted,
+)
 from trainctl.protocol.messages.diagnosis import Finding, Remedy
 
 
@@ -70,9 +79,9 @@ def arrow(before: str, after: str) -> str:
     return after if before == after else f"{before}→{after}"
 
 
-def limited_by(gpu: m.GpuReading | None) -> str:
+def limited_by(gpu: GpuReading | None) -> str:
     """`limited by heat`: what lowers a device's clock, where it says so."""
-    words = [m.CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits] if gpu is not None else []
+    words = [CLOCK_LIMITED_BY[limit] for limit in gpu.clock_limits] if gpu is not None else []
     return f"limited by {' and '.join(words)}" if words else ""
 
 
@@ -85,13 +94,13 @@ STEPS_KEPT = 32
 class RunSnapshot:
     """The run and its machines at one look."""
 
-    view: m.RunView
+    view: RunView
     silent: Mapping[str, str]  # nodes whose agents aren't heard, and why
     doing: str = "train"  # kind of the newest plan
     profiles: Mapping[int, ProfileSummary] = dataclasses.field(default_factory=dict)  # calibrations, by rank
 
 
-def memory(part: m.RankStep, table: AlertsTable) -> list[Observation]:
+def memory(part: RankStep, table: AlertsTable) -> list[Observation]:
     """The peak of a rank's step against its cap, both in bytes; nothing where one is unknown."""
     used, cap = part.peak_or_held_bytes, part.memory_cap_bytes
     if used is None or not cap:
@@ -109,7 +118,7 @@ def memory(part: m.RankStep, table: AlertsTable) -> list[Observation]:
     return [Observation("memory", bad, good, say, part.node, part.rank)]
 
 
-def disk(reading: m.HostReading, table: AlertsTable) -> list[Observation]:
+def disk(reading: HostReading, table: AlertsTable) -> list[Observation]:
     """Return a finding with the space left on a machine's disk; nothing if it isn't known."""
     free = reading.disk_free_bytes
     if free is None:
@@ -145,21 +154,21 @@ def nodes(snapshot: RunSnapshot) -> list[Observation]:
     return found
 
 
-def _silence(view: m.RankView, snapshot: RunSnapshot) -> Callable[[], Said]:
+def _silence(view: RankView, snapshot: RunSnapshot) -> Callable[[], Said]:
     if view.state == "hung":
         return partial(_say, "hung", view.why, view)
     return partial(_say, "silent", snapshot.silent.get(view.node, ""), view)
 
 
-def _say(state: str, why: str, view: m.RankView) -> Said:
+def _say(state: str, why: str, view: RankView) -> Said:
     known = (("share", view.share), ("micro-batch", view.micro_batch), ("pid", view.pid))
     facts = "".join(f", {name} {value}" for name, value in known if value is not None)
     return Said(f"{state}: {why}" if why else state, (f"rank {view.rank}: {view.state}{facts}",))
 
 
-def reference_distance(view: m.RunView, table: AlertsTable) -> list[Observation]:
+def reference_distance(view: RunView, table: AlertsTable) -> list[Observation]:
     """Return a finding with the newest evaluation's distance from the reference; nothing in a run without one."""
-    nats = dict(view.eval_values).get(m.KL)
+    nats = dict(view.eval_values).get(KL)
     if nats is None:
         return []
 
@@ -178,7 +187,7 @@ class StallWatch:
         self._table, self._last, self._step = table, now, 0
         self._seconds: deque[float] = deque(maxlen=STEPS_KEPT)
 
-    def committed(self, step: m.StepCommitted, now: float) -> None:
+    def committed(self, step: StepCommitted, now: float) -> None:
         self._last, self._step = now, step.step
         self._seconds.append(step.step_seconds)
 

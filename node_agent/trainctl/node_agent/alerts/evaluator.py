@@ -16,10 +16,10 @@ from trainctl.node_agent.alerts.conditions import Observation, RunSnapshot, Stal
 from trainctl.node_agent.alerts.loss_curve import LossWatch, OwnLossWatch
 from trainctl.node_agent.alerts.rank_health import RankHealthWatch
 from trainctl.node_agent.alerts.slow_ranks import BLOCK_STEPS, PaceWatch
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.curve import CurveJudge, CurveLimits
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.alert_rules import KINDS, AlertKind, AlertsTable
+from trainctl.protocol.messages import AlertView, Generation, HostReading, RankStep, RankView, RunView, StepCommitted
 from trainctl.protocol.messages.diagnosis import Finding, Mode
 
 
@@ -106,12 +106,12 @@ BY_STEP = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Raised:
-    alert: m.AlertView
+    alert: AlertView
 
 
 @dataclasses.dataclass(frozen=True)
 class Cleared:
-    alert: m.AlertView  # as it was raised
+    alert: AlertView  # as it was raised
 
 
 Change = Raised | Cleared
@@ -130,7 +130,7 @@ class Evaluator:
         self,
         table: AlertsTable,
         now: float,
-        open_alerts: Iterable[m.AlertView] = (),
+        open_alerts: Iterable[AlertView] = (),
         references: Mapping[str, tuple[float, ...]] | None = None,
         limits: CurveLimits | None = None,
     ) -> None:
@@ -144,11 +144,11 @@ class Evaluator:
         self._calibrated, self._links = CalibratedSpeedWatch(table), LinkWatch(table)
         self._profiles: dict[int, ProfileSummary] = {}
         self._node_profiles: dict[str, ProfileSummary] = {}
-        self._lead, self._generation = "", m.Generation(0, 0)
+        self._lead, self._generation = "", Generation(0, 0)
         self._held: dict[str, _Held] = {}
-        self._open: dict[str, m.AlertView] = {}
-        self._hosts: dict[str, m.HostReading] = {}
-        self._ranks: dict[int, m.RankView] = {}
+        self._open: dict[str, AlertView] = {}
+        self._hosts: dict[str, HostReading] = {}
+        self._ranks: dict[int, RankView] = {}
         self._step: int | None = None
         self._last_step: int | None = None  # of the run, if it is known
         for alert in open_alerts:
@@ -158,7 +158,7 @@ class Evaluator:
                 self._paces.seed(alert.kind, alert.rank, (references or {}).get(alert.id, ()))
 
     @property
-    def open(self) -> dict[str, m.AlertView]:
+    def open(self) -> dict[str, AlertView]:
         """Open alerts by id, in the order in which they were raised."""
         return dict(self._open)
 
@@ -177,37 +177,37 @@ class Evaluator:
         """Return how many conditions are being counted."""
         return len(self._held)
 
-    def replay(self, steps: Iterable[m.StepCommitted]) -> None:
+    def replay(self, steps: Iterable[StepCommitted]) -> None:
         """Learn the curve from steps of the record, oldest first; they raise nothing."""
         self._losses.curve.replay(steps)
 
     # ------------------------------------------------------------ in
 
-    def heard(self, message: m.StepCommitted | m.RankStep | m.HostReading, now: float) -> None:
+    def heard(self, message: StepCommitted | RankStep | HostReading, now: float) -> None:
         """Take a committed step, a rank's part of one, or a machine's reading."""
         match message:
-            case m.StepCommitted():
+            case StepCommitted():
                 self._step = message.step
                 self._stalls.committed(message, now)
                 self._judge(self._losses.step(message), now)
-            case m.RankStep():
+            case RankStep():
                 view = self._ranks.get(message.rank)
                 device = view.device if view is not None else None
                 found = self._paces.part(message, self._hosts.get(message.node), device)
                 self._judge([*self._instead_of_clock(found), *conditions.memory(message, self._table)], now)
                 self._judge([*self._own_losses.part(message), *self._health.part(message, self._last_step)], now)
                 self._judge(self._against_calibration(message), now)
-            case m.HostReading():
+            case HostReading():
                 self._read(message, now)
 
-    def _against_calibration(self, part: m.RankStep) -> list[Observation]:
+    def _against_calibration(self, part: RankStep) -> list[Observation]:
         if part.generation != self._generation:
             self._generation = part.generation
             self._links.clear()
         own = self._calibrated.part(part, self._profiles.get(part.rank), self._hosts.get(part.node))
         return [*own, *self._links.part(part, self._node_profiles, self._lead, self._hosts)]
 
-    def _read(self, reading: m.HostReading, now: float) -> None:
+    def _read(self, reading: HostReading, now: float) -> None:
         working = {
             rank: view.device
             for rank, view in self._ranks.items()
@@ -289,9 +289,9 @@ class Evaluator:
                 changes += [Cleared(self._open.pop(id))] if id in self._open else []
         return changes
 
-    def _alert(self, seen: Observation, finding: Finding, at: float) -> m.AlertView:
+    def _alert(self, seen: Observation, finding: Finding, at: float) -> AlertView:
         facts = (*finding.evidence, *(remedy.text for remedy in finding.remedies))[:16]
-        return m.AlertView(
+        return AlertView(
             id=seen.id,
             kind=seen.kind,
             severity=KINDS[seen.kind].severity,
@@ -303,7 +303,7 @@ class Evaluator:
             facts=facts,
         )
 
-    def acknowledge(self, id: str, by: str) -> m.AlertView | None:
+    def acknowledge(self, id: str, by: str) -> AlertView | None:
         """Acknowledge an alert; return it as it is then, None if there is none of that id."""
         if id in self._open:
             self._open[id] = msgspec.structs.replace(self._open[id], acknowledged_by=by)
@@ -319,20 +319,20 @@ class GuestAlerts:
     finite, a curve that spikes or diverges, and silence. Their ids and texts name it, as the machine's stand beside
     them."""
 
-    def __init__(self, view: m.RunView, now: float) -> None:
+    def __init__(self, view: RunView, now: float) -> None:
         self.run, self.name, self._suffix = view.run, view.name, f":{view.run[-100:]}"
         self._evaluator = Evaluator(_GUEST_TABLE, now)
 
     @property
-    def open(self) -> tuple[m.AlertView, ...]:
+    def open(self) -> tuple[AlertView, ...]:
         """Open alerts, in the order in which they were raised."""
         return tuple(map(self._named, self._evaluator.open.values()))
 
-    def heard(self, step: m.StepCommitted, now: float) -> None:
+    def heard(self, step: StepCommitted, now: float) -> None:
         """Take a step of the run."""
         self._evaluator.heard(step, now)
 
-    def look(self, view: m.RunView, now: float, at: float) -> list[Change]:
+    def look(self, view: RunView, now: float, at: float) -> list[Change]:
         """Return what has changed since the last look, `at` in Unix seconds."""
         changes = self._evaluator.look(RunSnapshot(view, {}), now, at)
         return [type(change)(self._named(change.alert)) for change in changes]
@@ -342,5 +342,5 @@ class GuestAlerts:
         own = id.removesuffix(self._suffix)
         return own != id and self._evaluator.acknowledge(own, by) is not None
 
-    def _named(self, alert: m.AlertView) -> m.AlertView:
+    def _named(self, alert: AlertView) -> AlertView:
         return msgspec.structs.replace(alert, id=alert.id + self._suffix, text=f"{self.name}: {alert.text}"[:400])

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertHooks, HookEvent
+from trainctl.protocol.messages import AlertView, HookOutcome
 
 HOOK_SECONDS = 10.0
 """Seconds a command or a webhook may take; a command is then killed with all that it started."""
@@ -37,7 +37,7 @@ class HookCall(msgspec.Struct, frozen=True):
     run: str
     name: str  # the run's name
     text: str
-    alert: m.AlertView | None = None  # None: the event is of the run
+    alert: AlertView | None = None  # None: the event is of the run
 
     @property
     def environment(self) -> dict[str, str]:
@@ -104,14 +104,14 @@ class Hooks:
         while True:
             await self.make(await self._queue.get())
 
-    async def make(self, call: HookCall) -> tuple[m.HookOutcome, ...]:
+    async def make(self, call: HookCall) -> tuple[HookOutcome, ...]:
         """Call each hook that there is, and return how that went."""
-        body, outcomes = msgspec.json.encode(call), list[m.HookOutcome]()
+        body, outcomes = msgspec.json.encode(call), list[HookOutcome]()
         if self._hooks.command:
             ended = await run_command(self._hooks.command, body, call.environment)
-            outcomes.append(m.HookOutcome("command", ended.problem))
+            outcomes.append(HookOutcome("command", ended.problem))
         if self._hooks.webhook:
-            outcomes.append(m.HookOutcome("webhook", await post(self._hooks.webhook, body)))
+            outcomes.append(HookOutcome("webhook", await post(self._hooks.webhook, body)))
         for outcome in outcomes:
             self._note(outcome.hook, outcome.problem and f"alert {outcome.hook} failed: {outcome.problem}")
         return tuple(outcomes)
@@ -138,9 +138,13 @@ async def run_command(
     try:
         with _StandardError() as errors:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
-                stderr=errors.write_end, env={**os.environ, **environment}, start_new_session=True,
-            )  # fmt: skip
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=errors.write_end,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
             status = await _ended(process, body, seconds)
             last = errors.read().decode("utf-8", "replace").strip().splitlines()[-1:]
     except (OSError, ValueError) as error:

@@ -16,12 +16,12 @@ from functools import partial
 from statistics import median
 
 from trainctl.node_agent.alerts.conditions import Observation, Said, number
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.curve import CurveJudge
 from trainctl.protocol.analysis.detectors import Divergence, Spike
 from trainctl.protocol.analysis.rolling import WINDOW_STEPS, RollingStatistics
 from trainctl.protocol.config.alert_rules import AlertsTable
 from trainctl.protocol.config.policies import CLIP_STEPS
+from trainctl.protocol.messages import RankStep, StepCommitted
 
 CALM_STEPS = 20
 """Steps without a skipped one after which the alert is cleared."""
@@ -37,7 +37,7 @@ class LossWatch:
     def __init__(self, curve: CurveJudge) -> None:
         self.curve = curve
 
-    def step(self, step: m.StepCommitted) -> list[Observation]:
+    def step(self, step: StepCommitted) -> list[Observation]:
         """Return the findings at a committed step."""
         curve = self.curve
         curve.add_step(step)
@@ -56,7 +56,7 @@ class LossWatch:
             )
         return findings
 
-    def _skipped(self, step: m.StepCommitted) -> Observation:
+    def _skipped(self, step: StepCommitted) -> Observation:
         skipped, count = self.curve.wasted("overflow"), self.curve.recent_steps
         is_calm = count >= CALM_STEPS and (not skipped or skipped[-1] <= step.step - CALM_STEPS)
         text = f"{len(skipped)} of the last {count} steps skipped: gradient overflow"
@@ -64,20 +64,20 @@ class LossWatch:
         return Observation("skipped", is_bad, is_calm, lambda: Said(text, _facts(step)))
 
 
-def _say_nonfinite(step: m.StepCommitted) -> Said:
+def _say_nonfinite(step: StepCommitted) -> Said:
     values = (("loss", step.loss), ("gradient norm", step.grad_norm))
     wrong = [f"{name} is {value}" for name, value in values if value is not None and not math.isfinite(value)]
     what = wrong[0] if wrong else f"a gradient isn't finite ({step.skipped})"
     return Said(f"{what} at step {step.step:,}" + ("; the step was skipped" if step.skipped else ""), _facts(step))
 
 
-def _say_clip(scale: float, step: m.StepCommitted) -> Said:
+def _say_clip(scale: float, step: StepCommitted) -> Said:
     text = f"median clip scale {number(scale)} over {CLIP_STEPS} steps: updates are almost nothing"
     advice = "raise optimizer.clip_norm to about the usual gradient norm; steps are too small to learn from"
     return Said(text, _facts(step), (advice,))
 
 
-def _say_spike(spike: Spike | None, step: m.StepCommitted) -> Said:
+def _say_spike(spike: Spike | None, step: StepCommitted) -> Said:
     if spike is None:
         return Said("the loss is back at its trend")
     text = f"loss {number(step.loss or 0.0)} at step {step.step:,}, trend {number(spike.expected)}"
@@ -86,7 +86,7 @@ def _say_spike(spike: Spike | None, step: m.StepCommitted) -> Said:
     return Said(text, (scatter, *norm, *_facts(step)))
 
 
-def _say_diverged(divergence: Divergence | None, step: m.StepCommitted) -> Said:
+def _say_diverged(divergence: Divergence | None, step: StepCommitted) -> Said:
     if divergence is None:
         return Said("the loss no longer rises")
     best = divergence.best
@@ -98,7 +98,7 @@ def _say_diverged(divergence: Divergence | None, step: m.StepCommitted) -> Said:
     return Said(text, (f"above the best level for {divergence.steps:,} steps", *_facts(step)), (advice,))
 
 
-def _facts(step: m.StepCommitted) -> tuple[str, ...]:
+def _facts(step: StepCommitted) -> tuple[str, ...]:
     values = (("loss", step.loss), ("gradient norm", step.grad_norm))
     settings = [] if step.learning_rate is None else [f"learning rate {number(step.learning_rate)}"]
     settings += [] if step.global_batch is None else [f"global batch {step.global_batch:,}"]
@@ -122,10 +122,10 @@ class OwnLossWatch:
     def __init__(self, table: AlertsTable) -> None:
         self._table = table
         self._step = 0
-        self._parts: dict[int, m.RankStep] = {}  # of that step, by rank
+        self._parts: dict[int, RankStep] = {}  # of that step, by rank
         self._windows: dict[int, _Window] = {}
 
-    def part(self, part: m.RankStep) -> list[Observation]:
+    def part(self, part: RankStep) -> list[Observation]:
         """Return the findings on the step before, at the first part of a step."""
         findings: list[Observation] = []
         if part.step > self._step:
@@ -154,7 +154,7 @@ class OwnLossWatch:
                 findings.append(self._finding(part, departure, alone=len(self._parts) == 2))
         return findings
 
-    def _finding(self, part: m.RankStep, departure: _Departure, *, alone: bool) -> Observation:
+    def _finding(self, part: RankStep, departure: _Departure, *, alone: bool) -> Observation:
         """Judge a rank; with one other rank no one knows which of the two departs, and the higher loss is named."""
         table = self._table
         most = max(table.own_loss_deviations * departure.scatter, table.own_loss_percent / 100 * abs(departure.middle))

@@ -11,9 +11,9 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from trainctl.node_agent.alerts.conditions import Observation, Said, gigabytes, seconds
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.rolling import RollingStatistics
 from trainctl.protocol.config.alert_rules import MIN_DATA_SECONDS, AlertsTable
+from trainctl.protocol.messages import CLOCK_LIMITED_BY, ClockLimit, GpuReading, HostReading, Phases, RankStep
 
 WINDOW_STEPS: Final = 200
 """Steps by which a rank is judged; waits for data by the later half."""
@@ -36,14 +36,14 @@ _LEAST_GROWTH: Final = 0.01
 class _Step(NamedTuple):
     step: int
     seconds: float
-    phases: m.Phases
+    phases: Phases
     used_bytes: float | None  # peak, or held where no peak is known
     cap_bytes: float | None
 
 
 class _Use(NamedTuple):
     percent: float  # of the device's time
-    limits: tuple[m.ClockLimit, ...]
+    limits: tuple[ClockLimit, ...]
 
 
 class Growth(NamedTuple):
@@ -63,7 +63,7 @@ class RankHealthWatch:
         self._steps: dict[int, deque[_Step]] = {}
         self._used: dict[int, deque[_Use]] = {}  # of each rank's device
 
-    def part(self, part: m.RankStep, last_step: int | None) -> list[Observation]:
+    def part(self, part: RankStep, last_step: int | None) -> list[Observation]:
         """A rank's part of a step; `last_step` is the run's, None if it is not known."""
         kept = self._steps.setdefault(part.rank, deque(maxlen=WINDOW_STEPS))
         while kept and kept[-1].step >= part.step:
@@ -74,7 +74,7 @@ class RankHealthWatch:
             return []
         return [self._data(part, kept), *self._memory(part, kept, last_step)]
 
-    def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Observation]:
+    def reading(self, reading: HostReading, ranks: Mapping[int, str | None]) -> list[Observation]:
         """A machine's reading, with the devices of the ranks that are at work on it."""
         found = []
         for rank, device in ranks.items():
@@ -94,7 +94,7 @@ class RankHealthWatch:
 
     # ------------------------------------------------------------ data
 
-    def _data(self, part: m.RankStep, kept: deque[_Step]) -> Observation:
+    def _data(self, part: RankStep, kept: deque[_Step]) -> Observation:
         recent = [*kept][-WINDOW_STEPS // 2 :]
         data, whole = math.fsum(one.phases.data for one in recent), math.fsum(one.seconds for one in recent)
         percent, each = 100 * data / whole if whole > 0 else 0.0, data / len(recent)
@@ -106,7 +106,7 @@ class RankHealthWatch:
 
     # ------------------------------------------------------------ memory
 
-    def _memory(self, part: m.RankStep, kept: deque[_Step], last_step: int | None) -> list[Observation]:
+    def _memory(self, part: RankStep, kept: deque[_Step], last_step: int | None) -> list[Observation]:
         if len(kept) < WINDOW_STEPS or last_step is None:
             return []
         found = growth(kept)
@@ -116,7 +116,7 @@ class RankHealthWatch:
 
     # ------------------------------------------------------------ device
 
-    def _busy(self, node: str, rank: int, used: list[_Use], gpu: m.GpuReading) -> Observation:
+    def _busy(self, node: str, rank: int, used: list[_Use], gpu: GpuReading) -> Observation:
         least, percent = self._table.device_busy_percent, median(one.percent for one in used)
         limits = Counter(limit for one in used for limit in one.limits)
         mostly = [limit for limit, count in limits.most_common() if count > len(used) / 2]
@@ -159,20 +159,24 @@ def _say_growth(found: Growth | None, last_step: int) -> Said:
         f"memory grows by {found.bytes_per_step / 1e6:.2g} MB per step: {gigabytes(found.used_bytes)} of"
         f" {gigabytes(found.cap_bytes)}, full at about step {found.full_step:,} of {last_step:,}"
     )
-    return Said(text, (f"the peak rose in both halves of the last {WINDOW_STEPS} steps",), (
-        "write a checkpoint, stop the run and resume it: new processes start with the memory that they need",
-        "a smaller micro-batch leaves more room; the loss doesn't change",
-    ))  # fmt: skip
+    return Said(
+        text,
+        (f"the peak rose in both halves of the last {WINDOW_STEPS} steps",),
+        (
+            "write a checkpoint, stop the run and resume it: new processes start with the memory that they need",
+            "a smaller micro-batch leaves more room; the loss doesn't change",
+        ),
+    )
 
 
-def _say_idle(percent: float, gpu: m.GpuReading, recent: list[_Step], limits: Sequence[m.ClockLimit]) -> Said:
+def _say_idle(percent: float, gpu: GpuReading, recent: list[_Step], limits: Sequence[ClockLimit]) -> Said:
     """A limited clock comes first: it makes everything else slow."""
     reason, advice = _limited(limits[0]) if limits else _idle_reason(recent)
     text = f"device busy {percent:.0f} % of the time{f': {reason}' if reason else ''}"
     return Said(text, (f"{gpu.name}, median of the last {BUSY_READINGS} s",), (advice,) if advice else ())
 
 
-_LIMITED: Final[dict[m.ClockLimit, str]] = {
+_LIMITED: Final[dict[ClockLimit, str]] = {
     "thermal": "cool the machine, or give it fewer samples",
     "power": "raise the device's power limit, or give it fewer samples",
     "hardware": "check its power supply, cables and cooling",
@@ -189,8 +193,8 @@ _REASONS: Final = {
 """By phase: why a device is idle, and what to do."""
 
 
-def _limited(limit: m.ClockLimit) -> tuple[str, str]:
-    return f"its clock is limited by {m.CLOCK_LIMITED_BY[limit]}", _LIMITED[limit]
+def _limited(limit: ClockLimit) -> tuple[str, str]:
+    return f"its clock is limited by {CLOCK_LIMITED_BY[limit]}", _LIMITED[limit]
 
 
 def _idle_reason(recent: list[_Step]) -> tuple[str, str]:

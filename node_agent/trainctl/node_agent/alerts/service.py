@@ -11,17 +11,30 @@ import msgspec
 from trainctl.node_agent.alerts.conditions import RunSnapshot
 from trainctl.node_agent.alerts.evaluator import Change, Cleared, Evaluator, GuestAlerts, Raised
 from trainctl.node_agent.alerts.hooks import HookCall, Hooks
-from trainctl.node_agent.conductor import events as d
+from trainctl.node_agent.conductor.events import CommandEnded, Happened
 from trainctl.node_agent.records.keys import ALERTS_KEY
 from trainctl.node_agent.runs.session import Session
 from trainctl.node_agent.transport.publisher import Publisher
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.curve import CurveLimits
 from trainctl.protocol.config.alert_rules import AlertHooks, AlertsTable
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import events as e
-from trainctl.protocol.messages import verbs
-from trainctl.protocol.messages.events import AnyEvent
+from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
+    Alerts,
+    AlertView,
+    Command,
+    HookOutcome,
+    HostReading,
+    Live,
+    MuteView,
+    RankStep,
+    RunState,
+    RunView,
+    Severity,
+    StepCommitted,
+    verbs,
+)
+from trainctl.protocol.messages.events import AlertCleared, AlertFailed, AlertRaised, AnyEvent, CommandApplied
 
 log = logging.getLogger("trainctl.agent")
 OF_MACHINE = frozenset({"disk", "record"})
@@ -34,8 +47,8 @@ REPLAYED_STEPS = 500
 class Kept(msgspec.Struct, frozen=True):
     """State from which an agent that restarts, or is promoted, continues."""
 
-    alerts: tuple[m.AlertView, ...] = ()
-    mutes: tuple[m.MuteView, ...] = ()
+    alerts: tuple[AlertView, ...] = ()
+    mutes: tuple[MuteView, ...] = ()
     references: dict[str, tuple[float, ...]] = {}
 
 
@@ -43,9 +56,12 @@ class AlertService:
     """One an agent. Everything happens on its event loop."""
 
     def __init__(
-        self, node: str, hooks: AlertHooks, publisher: Publisher,
-        note_of_guest: Callable[[str, d.Happened], None] = lambda *_: None,
-    ) -> None:  # fmt: skip
+        self,
+        node: str,
+        hooks: AlertHooks,
+        publisher: Publisher,
+        note_of_guest: Callable[[str, Happened], None] = lambda *_: None,
+    ) -> None:
         """`note_of_guest` keeps what happens to an attached run, by its id."""
         self._node, self._publisher = node, publisher
         self.hooks = Hooks(hooks, self._hook_turned)
@@ -53,20 +69,20 @@ class AlertService:
         self._run = ("", "")  # id and name of the run that is watched
         self._evaluator, self._is_idle = _of_machine(()), True
         self._guests: dict[str, GuestAlerts] = {}
-        self._states: dict[str, m.RunState] = {}  # of the runs that are active
-        self._test: tuple[str, asyncio.Task[tuple[m.HookOutcome, ...]]] | None = None
+        self._states: dict[str, RunState] = {}  # of the runs that are active
+        self._test: tuple[str, asyncio.Task[tuple[HookOutcome, ...]]] | None = None
         self._note_of_guest = note_of_guest
-        self._mutes: tuple[m.MuteView, ...] = ()
-        self._shown = m.Alerts(node=node)
+        self._mutes: tuple[MuteView, ...] = ()
+        self._shown = Alerts(node=node)
         self._kept = Kept()
         publisher.listeners.append(self.heard)
 
     @property
-    def view(self) -> m.Alerts:
+    def view(self) -> Alerts:
         """Return the open alerts."""
         return self._shown
 
-    def view_of_guest(self, run: str) -> m.Alerts:
+    def view_of_guest(self, run: str) -> Alerts:
         """Return the open alerts of an attached run and of this machine."""
         own = {alert.id for alert in self._guests[run].open} if run in self._guests else set()
         alerts = tuple(
@@ -83,28 +99,28 @@ class AlertService:
 
     # ------------------------------------------------------------ what is watched
 
-    def heard(self, message: m.Live) -> None:
+    def heard(self, message: Live) -> None:
         """Whatever this agent publishes; readings of other nodes come by `read`. Of a run that it follows, the lead
         tells all but its own silence."""
-        if self._is_idle and isinstance(message, m.HostReading) and message.node == self._node:
+        if self._is_idle and isinstance(message, HostReading) and message.node == self._node:
             self._evaluator.heard(message, time.monotonic())
-        if isinstance(message, m.RunView):
+        if isinstance(message, RunView):
             self._call_about_run(message)
-        if isinstance(message, m.StepCommitted) and (guest := self._guests.get(message.run)) is not None:
+        if isinstance(message, StepCommitted) and (guest := self._guests.get(message.run)) is not None:
             guest.heard(message, time.monotonic())
         if self._session is None or self._is_idle:
             return
-        if isinstance(message, m.HostReading) or (
-            isinstance(message, m.StepCommitted | m.RankStep)
+        if isinstance(message, HostReading) or (
+            isinstance(message, StepCommitted | RankStep)
             and message.run == self._run[0]
             and not self._is_profiled(message)
         ):
             self._evaluator.heard(message, time.monotonic())
 
-    def _call_about_run(self, view: m.RunView) -> None:
+    def _call_about_run(self, view: RunView) -> None:
         """Have the hooks called when a run that is led here has been paused, or has ended by itself."""
         before = self._states.pop(view.run, None)
-        if view.state in m.ACTIVE_RUN_STATES:
+        if view.state in ACTIVE_RUN_STATES:
             self._states[view.run] = view.state
         if before is None or view.state == before or view.lead != self._node:
             return
@@ -114,13 +130,13 @@ class AlertService:
             text = f"{view.name} {view.state} at step {view.step:,}{steps}{why}"
             self.hooks.call(HookCall(view.state, time.time(), self._node, view.run, view.name, text))
 
-    def _is_profiled(self, message: m.StepCommitted | m.RankStep) -> bool:
+    def _is_profiled(self, message: StepCommitted | RankStep) -> bool:
         """Return whether a profiler ran on some rank, so that this rank's step says nothing of its speed and memory."""
         session = self._session
-        is_part = isinstance(message, m.RankStep)
+        is_part = isinstance(message, RankStep)
         return is_part and session is not None and session.conductor.durable.is_profiled(message.step)
 
-    def read(self, reading: m.HostReading) -> None:
+    def read(self, reading: HostReading) -> None:
         """Another node's reading, which its agent has reported; kept in the record too."""
         if self._session is not None and not self._is_idle:
             self._session.read(reading)
@@ -140,7 +156,7 @@ class AlertService:
         snapshot = RunSnapshot(session.view, away, session.doing, session.profiles)
         self._settle(self._evaluator.look(snapshot, time.monotonic(), time.time()))
 
-    def watch_guests(self, views: Sequence[m.RunView]) -> None:
+    def watch_guests(self, views: Sequence[RunView]) -> None:
         """Look at the attached runs that are live. A few times a second."""
         is_changed = False
         for view in views:
@@ -152,22 +168,22 @@ class AlertService:
         if is_changed:
             self._show()
 
-    def guest_left(self, view: m.RunView) -> None:
+    def guest_left(self, view: RunView) -> None:
         """Look at an attached run no longer. Call it while its record is still open."""
         if (guest := self._guests.pop(view.run, None)) is not None:
             for alert in guest.open:
                 self._tell_of_guest(Cleared(alert), view)
             self._show()
 
-    def _tell_of_guest(self, change: Change, view: m.RunView) -> None:
+    def _tell_of_guest(self, change: Change, view: RunView) -> None:
         alert = change.alert
         is_raised = isinstance(change, Raised)
         data: AnyEvent = (
-            e.AlertRaised(alert.id, alert.node, alert.text)
+            AlertRaised(alert.id, alert.node, alert.text)
             if is_raised
-            else e.AlertCleared(alert.id, alert.node, alert.kind, time.time() - alert.raised_at)
+            else AlertCleared(alert.id, alert.node, alert.kind, time.time() - alert.raised_at)
         )
-        self._note_of_guest(view.run, d.Happened(data, alert.severity if is_raised else "good", "auto", view.step))
+        self._note_of_guest(view.run, Happened(data, alert.severity if is_raised else "good", "auto", view.step))
         self._call("raised" if is_raised else "cleared", alert, view.run, view.name)
 
     def _turn_to(self, session: Session | None) -> None:
@@ -194,18 +210,18 @@ class AlertService:
             )
             self._evaluator.replay(session.recorder.newest_steps(REPLAYED_STEPS))
             for alert in new:
-                self._note(alert.severity, e.AlertRaised(alert.id, alert.node, alert.text))
+                self._note(alert.severity, AlertRaised(alert.id, alert.node, alert.text))
         self._show()
 
     @property
-    def _of_machine(self) -> tuple[m.AlertView, ...]:
+    def _of_machine(self) -> tuple[AlertView, ...]:
         """Return the open alerts about this machine, whatever it takes part in."""
         every = self._evaluator.open.values()
         return tuple(alert for alert in every if alert.kind in OF_MACHINE and alert.node == self._node)
 
     def follow(
         self, run: str, name: str, table: AlertsTable, lead: str, silent_seconds: float, problem: str | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Look whether the lead of a run that is followed is heard. A few times a second, instead of `watch`."""
         if self._watched is not None or self._run[0] != run:
             if self._is_idle:  # from here on it is the lead that watches this machine
@@ -227,7 +243,7 @@ class AlertService:
         for alert in self._evaluator.open.values():
             if alert in goes_on:
                 text = f"{alert.node} {alert.kind} was still active when the run ended".strip()
-                self._note("warning", e.AlertFailed(text, alert.id))
+                self._note("warning", AlertFailed(text, alert.id))
             else:
                 self._call("cleared", alert)
         session.recorder.set_meta(ALERTS_KEY, msgspec.json.encode(Kept()).decode())
@@ -248,32 +264,32 @@ class AlertService:
     def _tell(self, change: Change) -> None:
         match change:
             case Raised(alert):
-                self._note(alert.severity, e.AlertRaised(alert.id, alert.node, alert.text))
+                self._note(alert.severity, AlertRaised(alert.id, alert.node, alert.text))
                 self._call("raised", alert)
             case Cleared(alert):
                 seconds = time.time() - alert.raised_at
-                self._note("good", e.AlertCleared(alert.id, alert.node, alert.kind, seconds))
+                self._note("good", AlertCleared(alert.id, alert.node, alert.kind, seconds))
                 self._call("cleared", alert)
 
     def _call(
-        self, event: Literal["raised", "cleared"], alert: m.AlertView, run: str | None = None, name: str = ""
-    ) -> None:  # fmt: skip
+        self, event: Literal["raised", "cleared"], alert: AlertView, run: str | None = None, name: str = ""
+    ) -> None:
         """`run` and its `name`: of an attached run; None: the run that is watched."""
         if not self._is_muted(alert):
             of = self._run if run is None else (run, name)
             self.hooks.call(HookCall(event, time.time(), self._node, *of, alert.text, alert))
 
-    def _note(self, severity: m.Severity, data: AnyEvent) -> None:
+    def _note(self, severity: Severity, data: AnyEvent) -> None:
         """Into the run's record, by its lead: a follower's own would collide with its lead's."""
         if self._session is not None and not self._is_idle:
             step = self._session.conductor.progress.step
-            self._session.note(d.Happened(data, severity, "auto", step))
+            self._session.note(Happened(data, severity, "auto", step))
 
     def _hook_turned(self, problem: str) -> None:
         """Take what has begun to go wrong with a hook; empty: another thing about them has changed."""
         if problem:
             log.warning("%s", problem)
-            self._note("warning", e.AlertFailed(problem))
+            self._note("warning", AlertFailed(problem))
         self._show()
 
     def _keep(self) -> None:
@@ -288,30 +304,30 @@ class AlertService:
         of_guests = (alert for guest in self._guests.values() for alert in guest.open)
         found = (*self._evaluator.open.values(), *of_guests)
         alerts = tuple(msgspec.structs.replace(alert, muted=self._is_muted(alert)) for alert in found)
-        shown = m.Alerts(node=self._node, alerts=alerts, mutes=self._mutes, hook_problem=self.hooks.problem)
+        shown = Alerts(node=self._node, alerts=alerts, mutes=self._mutes, hook_problem=self.hooks.problem)
         if shown != self._shown:
             self._shown = shown
             self._publisher.publish(shown)
 
-    def _is_muted(self, alert: m.AlertView) -> bool:
+    def _is_muted(self, alert: AlertView) -> bool:
         return any(mute.kind == alert.kind and mute.node in (None, alert.node) for mute in self._mutes)
 
-    async def test_hooks(self, rid: str) -> tuple[m.HookOutcome, ...]:
+    async def test_hooks(self, rid: str) -> tuple[HookOutcome, ...]:
         """Call each hook once, and return how that went. A request that is repeated has the outcome of its first."""
         if self._test is None or self._test[0] != rid:
-            alert = m.AlertView("test", "record", "warning", "a test of the alert hooks", time.time(), self._node)
+            alert = AlertView("test", "record", "warning", "a test of the alert hooks", time.time(), self._node)
             call = HookCall("test", time.time(), self._node, *self._run, alert.text, alert)
             self._test = rid, asyncio.create_task(self.hooks.make(call), name="trainctl-hook-test")
         return await asyncio.shield(self._test[1])
 
     # ------------------------------------------------------------ commands
 
-    def knows(self, command: m.Command) -> bool:
+    def knows(self, command: Command) -> bool:
         """Return whether a command is about an alert that this agent itself has raised."""
         is_about_one = verbs.args_type(command.verb) is verbs.Acknowledge
         return is_about_one and command.args.get("id") in {alert.id for alert in self._shown.alerts}
 
-    def obey(self, command: m.Command, args: verbs.Acknowledge | verbs.Mute) -> d.CommandEnded:
+    def obey(self, command: Command, args: verbs.Acknowledge | verbs.Mute) -> CommandEnded:
         """Carry out a command about alerts. Raises InvalidInputError naming the argument at fault."""
         if command.run is not None and command.run != self._run[0]:
             active = f"the active run is {self._run[0]}" if self._run[0] else "no run is active"
@@ -320,9 +336,9 @@ class AlertService:
         self._keep()
         self._show()
         step = self._session.conductor.progress.step if self._session is not None else None
-        return d.CommandEnded(command.id, "applied", step, made=e.CommandApplied(command.node or "", after))
+        return CommandEnded(command.id, "applied", step, made=CommandApplied(command.node or "", after))
 
-    def _acknowledge(self, command: m.Command, args: verbs.Acknowledge) -> str:
+    def _acknowledge(self, command: Command, args: verbs.Acknowledge) -> str:
         by = command.by or "unknown"
         is_of_guest = any(guest.acknowledge(args.id, by) for guest in self._guests.values())
         if not is_of_guest and self._evaluator.acknowledge(args.id, by) is None:
@@ -330,19 +346,19 @@ class AlertService:
             raise InvalidInputError("id", f"no open alert {args.id!r}; the open alerts are {known}")
         return args.id
 
-    def _mute(self, command: m.Command, args: verbs.Mute) -> str:
+    def _mute(self, command: Command, args: verbs.Mute) -> str:
         nodes = {view.node for view in self._session.view.ranks} if self._session is not None else {self._node}
         if command.node is not None and command.node not in nodes:
             raise InvalidInputError("node", f"no node {command.node!r} in this run; the nodes are {', '.join(nodes)}")
         others = [mute for mute in self._mutes if (mute.kind, mute.node) != (args.kind, command.node)]
         if args.minutes:
             until_at = time.time() + 60 * args.minutes
-            others.append(m.MuteView(args.kind, command.node, until_at, command.by or "unknown"))
+            others.append(MuteView(args.kind, command.node, until_at, command.by or "unknown"))
         self._mutes = tuple(others)
         return f"{args.kind} for {args.minutes:g} min" if args.minutes else f"{args.kind} unmuted"
 
 
-def _of_machine(open_alerts: Sequence[m.AlertView]) -> Evaluator:
+def _of_machine(open_alerts: Sequence[AlertView]) -> Evaluator:
     """Return the evaluator that belongs to no run: it observes this machine alone."""
     return Evaluator(AlertsTable(), time.monotonic(), open_alerts)
 

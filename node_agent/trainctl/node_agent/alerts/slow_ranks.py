@@ -7,9 +7,9 @@ from functools import partial
 from statistics import median, median_low
 
 from trainctl.node_agent.alerts.conditions import Observation, Said, arrow, gigahertz, limited_by, seconds
-from trainctl.protocol import messages as m
 from trainctl.protocol.analysis.rolling import RollingStatistics, SlowdownDetector
 from trainctl.protocol.config.alert_rules import LOADED_PERCENT, AlertsTable
+from trainctl.protocol.messages import BUSY_PHASES, GpuReading, HostReading, RankStep
 
 BLOCK_STEPS = 20
 """Steps in the block whose median is compared."""
@@ -23,17 +23,17 @@ class Typical:
 
     rate: float  # own tokens a second
     plan: tuple[int, int] = (0, 0)  # micro-batch and samples
-    parts: tuple[m.RankStep, ...] = ()
+    parts: tuple[RankStep, ...] = ()
     times: float = 1.0  # its phases, where it stands for a block with another share
-    gpu: m.GpuReading | None = None
-    host: m.HostReading | None = None
+    gpu: GpuReading | None = None
+    host: HostReading | None = None
 
     @property
     def busy(self) -> dict[str, float] | None:
         """Return seconds by phase; None if they aren't known."""
         if not self.parts:
             return None
-        return {name: self.times * median(getattr(part.phases, name) for part in self.parts) for name in m.BUSY_PHASES}
+        return {name: self.times * median(getattr(part.phases, name) for part in self.parts) for name in BUSY_PHASES}
 
 
 class RankPace:
@@ -43,7 +43,7 @@ class RankPace:
     def __init__(self) -> None:
         self.plan = (0, 0)  # micro-batch and samples
         self._best: Typical | None = None
-        self._recent: deque[m.RankStep] = deque(maxlen=BLOCK_STEPS)
+        self._recent: deque[RankStep] = deque(maxlen=BLOCK_STEPS)
         self._rates = RollingStatistics(BLOCK_STEPS)  # of these steps, by their count
         self._count = 0
         self._detector, self._learned_plan = SlowdownDetector(), self.plan
@@ -63,7 +63,7 @@ class RankPace:
         self._best, self.plan = best, best.plan
         self._detector, self._learned_plan = SlowdownDetector(1 / best.rate), best.plan
 
-    def add(self, part: m.RankStep) -> None:
+    def add(self, part: RankStep) -> None:
         if (plan := (part.micro_batch or 0, part.samples)) != self.plan:
             self.plan, self._count = plan, 0
             self._recent.clear()
@@ -79,7 +79,7 @@ class RankPace:
         if rate:
             self._detector.add(_pass_factor(self.plan, self._learned_plan) / rate)
 
-    def now(self, gpu: m.GpuReading | None, host: m.HostReading | None) -> Typical | None:
+    def now(self, gpu: GpuReading | None, host: HostReading | None) -> Typical | None:
         """Return the block that ends with the newest step; None before there is one."""
         rate = self._rates.median
         if len(self._recent) < BLOCK_STEPS or rate is None:
@@ -132,14 +132,14 @@ class PaceWatch:
         self._slower: dict[int, float] = {}  # the part by which each is below its best
         self._nodes: dict[int, str] = {}
 
-    def part(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Observation]:
+    def part(self, part: RankStep, host: HostReading | None, device: str | None) -> list[Observation]:
         """Judge a rank, and all of them, by its part of a step; `host` is what was last read of its machine."""
         self._nodes[part.rank] = part.node
         alone = self._of_rank(part, host, device)
         once = part.rank == max(self._slower, default=part.rank)  # of all ranks at a step
         return [*alone, self._together()] if alone and once else alone
 
-    def _of_rank(self, part: m.RankStep, host: m.HostReading | None, device: str | None) -> list[Observation]:
+    def _of_rank(self, part: RankStep, host: HostReading | None, device: str | None) -> list[Observation]:
         pace = self._paces.setdefault(part.rank, RankPace())
         pace.add(part)
         typical = pace.now(host.gpu_of(device) if host is not None else None, host)
@@ -187,7 +187,7 @@ class PaceWatch:
         rates = _rates(best, now) if best is not None else "measuring its rate again"
         return f"{self._nodes[rank]} rank {rank}: {rates}"
 
-    def reading(self, reading: m.HostReading, ranks: Mapping[int, str | None]) -> list[Observation]:
+    def reading(self, reading: HostReading, ranks: Mapping[int, str | None]) -> list[Observation]:
         """Judge a machine's reading; `ranks` has the devices of the ranks that are at work on it."""
         findings = []
         for rank, device in ranks.items():
@@ -203,7 +203,7 @@ class PaceWatch:
             findings.append(Observation("clock", bad, good, say, reading.node, rank))
         return findings
 
-    def _speaker(self, rank: int, gpu: m.GpuReading, host: m.HostReading, clock: "_Clock") -> Callable[[], Said]:
+    def _speaker(self, rank: int, gpu: GpuReading, host: HostReading, clock: "_Clock") -> Callable[[], Said]:
         pace, typical = self._paces.get(rank), self._typical.get(rank)
         return partial(
             _lower_clock,
@@ -259,9 +259,7 @@ class _Clock:
         return lower
 
 
-def _lower_clock(
-    before: Typical | None, now: Typical | None, gpu: m.GpuReading, host: m.HostReading, clock: str
-) -> Said:
+def _lower_clock(before: Typical | None, now: Typical | None, gpu: GpuReading, host: HostReading, clock: str) -> Said:
     """Say what a lower clock does: `+142 ms in backward: 84 °C, 1.62→1.38 GHz`."""
     grew = _grown(before, now)
     state = [_heat(gpu, host), f"{clock} GHz", limited_by(gpu)]
@@ -289,17 +287,17 @@ def _grown(before: Typical | None, now: Typical | None) -> str:
     was, took = before.busy if before else None, now.busy if now else None
     if was is None or took is None:
         return ""
-    grew = {name: took[name] - was[name] for name in m.BUSY_PHASES}
+    grew = {name: took[name] - was[name] for name in BUSY_PHASES}
     phase = max(grew, key=lambda name: grew[name])
     return f"+{seconds(grew[phase])} in {phase}" if grew[phase] >= 0.0005 else ""
 
 
-def _celsius(gpu: m.GpuReading | None, host: m.HostReading | None) -> float | None:
+def _celsius(gpu: GpuReading | None, host: HostReading | None) -> float | None:
     value = gpu.temperature_celsius if gpu is not None else None
     return host.temperature_celsius if value is None and host is not None else value
 
 
-def _heat(gpu: m.GpuReading | None, host: m.HostReading | None) -> str:
+def _heat(gpu: GpuReading | None, host: HostReading | None) -> str:
     value = _celsius(gpu, host)
     return f"{value:.0f} °C" if value is not None else ""
 
@@ -308,11 +306,11 @@ def _facts(before: Typical, now: Typical) -> tuple[str, ...]:
     facts = []
     was, took = before.busy, now.busy
     if was and took:
-        facts = [", ".join(f"{name} {arrow(seconds(was[name]), seconds(took[name]))}" for name in m.BUSY_PHASES)]
+        facts = [", ".join(f"{name} {arrow(seconds(was[name]), seconds(took[name]))}" for name in BUSY_PHASES)]
     return (*facts, *machine_facts(now.gpu, now.host))
 
 
-def machine_facts(gpu: m.GpuReading | None, host: m.HostReading | None) -> tuple[str, ...]:
+def machine_facts(gpu: GpuReading | None, host: HostReading | None) -> tuple[str, ...]:
     """Return a line on a device and one on its machine, of what was read."""
     facts = []
     if gpu is not None:

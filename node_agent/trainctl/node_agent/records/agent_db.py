@@ -20,8 +20,18 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import BusyError, DamagedError, InvalidInputError, RefusedError
+from trainctl.protocol.messages import (
+    FINAL_COMMAND_STATES,
+    Command,
+    CommandReply,
+    CommandState,
+    Generation,
+    KeptCommand,
+    Refused,
+    RunKind,
+    RunState,
+)
 from trainctl.protocol.record import salvage
 from trainctl.protocol.record.paths import runs_directory
 from trainctl.protocol.record.schema import AGENT_SCHEMA, UNREADABLE, open_for_writing, refusing_damage
@@ -55,16 +65,16 @@ _CONSENT = "REPLACE INTO meta VALUES ('consent', ?)"
 _LATE_EVENTS = "REPLACE INTO meta VALUES ('late_events', ?)"
 
 
-class JournaledCommand(m.KeptCommand, tag="kept-command", frozen=True):
+class JournaledCommand(KeptCommand, tag="kept-command", frozen=True):
     """A command as accepted, and how it ended if it has; as it stands it is handed on to other nodes."""
 
     @property
     def is_open(self) -> bool:
-        return self.state not in m.FINAL_COMMAND_STATES
+        return self.state not in FINAL_COMMAND_STATES
 
-    def reply(self, rid: str) -> m.CommandReply:
+    def reply(self, rid: str) -> CommandReply:
         """The answer to a client that asks again under `rid`."""
-        return m.CommandReply(
+        return CommandReply(
             rid=rid,
             id=self.id,
             state=self.state,
@@ -86,9 +96,9 @@ class KnownRun:
     name: str
     directory: Path
     started_at: float  # Unix seconds
-    state: m.RunState
+    state: RunState
     reason: str
-    kind: m.RunKind = "hosted"
+    kind: RunKind = "hosted"
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ class FollowedRun:
         return (self.run, self.rank, self.lead) == (other.run, other.rank, other.lead)
 
 
-def digest_of(command: m.Command) -> str:
+def digest_of(command: Command) -> str:
     """SHA-256 over what a command asks for, the same for the same body whatever its id, sender or time."""
     body = [command.verb, command.args, command.node, command.run, command.if_plan]
     return hashlib.sha256(_json(body).encode()).hexdigest()
@@ -123,7 +133,7 @@ class AgentDb:
         self.is_busy = False
         self._retry_monotonic = self._said_until = 0.0
         self._made_monotonic = -math.inf
-        self._generation: m.Generation | None = None
+        self._generation: Generation | None = None
         self._consent: tuple[int, str, str] | None = None
         self._late_events = ""
         was_there = path.exists()
@@ -211,7 +221,7 @@ class AgentDb:
         self.retry()
         self._connection.close()
 
-    def accept(self, command: m.Command, digest: str, at: float) -> bool:
+    def accept(self, command: Command, digest: str, at: float) -> bool:
         """Journal a command received `at` (Unix seconds); False, and nothing changed, if its id is known already.
 
         Raises RefusedError if it cannot be journaled, and then it must not be acted on.
@@ -235,7 +245,7 @@ class AgentDb:
     def outcome(
         self,
         command_id: str,
-        state: m.CommandState,
+        state: CommandState,
         step: int | None = None,
         reason: str = "",
         field: str | None = None,
@@ -271,7 +281,7 @@ class AgentDb:
         return tuple(_command(row) for row in rows)
 
     def add_run(
-        self, run: str, name: str, started_at: float, state: m.RunState = "starting", kind: m.RunKind = "hosted"
+        self, run: str, name: str, started_at: float, state: RunState = "starting", kind: RunKind = "hosted"
     ) -> None:
         """Raises RefusedError if it cannot be kept, and then it must not be started."""
         row = (run, name, run_column(run), started_at, state, kind)
@@ -326,7 +336,7 @@ class AgentDb:
         """The highest that was seen or consented to."""
         return max(self._generation.term if self._generation else 0, self._consent[0] if self._consent else 0)
 
-    def keep_command(self, kept: m.KeptCommand) -> None:
+    def keep_command(self, kept: KeptCommand) -> None:
         """A command as the lead of a run has it, and how it ended if it has."""
         known = self.find(kept.id)
         if known is not None and (not known.is_open or known.state == kept.state):
@@ -335,7 +345,7 @@ class AgentDb:
         values["args"] = _json(kept.args)
         names = (name.strip() for name in _COMMAND_COLUMNS.split(","))
         self._write_or_keep(_KNOWN, [values[name] for name in names])
-        if kept.state in m.FINAL_COMMAND_STATES:
+        if kept.state in FINAL_COMMAND_STATES:
             self.outcome(
                 kept.id,
                 kept.state,
@@ -370,7 +380,7 @@ class AgentDb:
         for table in ("runs", "followed"):
             self._write_or_keep(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608  constants
 
-    def set_run_state(self, run: str, state: m.RunState, reason: str = "") -> None:
+    def set_run_state(self, run: str, state: RunState, reason: str = "") -> None:
         self._write_or_keep("UPDATE runs SET state = ?, reason = ? WHERE run = ?", (state, reason, run))
 
     def runs(self) -> tuple[KnownRun, ...]:
@@ -383,11 +393,11 @@ class AgentDb:
         return tuple(KnownRun(run, name, folder / run, *rest) for run, name, *rest in rows)
 
     @property
-    def generation(self) -> m.Generation | None:
+    def generation(self) -> Generation | None:
         """The highest seen, None before the first."""
         return self._generation
 
-    def saw(self, generation: m.Generation) -> bool:
+    def saw(self, generation: Generation) -> bool:
         """Keep a generation if it is the highest yet; False if a higher one is known, and it must be refused."""
         if self._generation is not None and generation <= self._generation:
             return generation == self._generation
@@ -415,10 +425,10 @@ class AgentDb:
             return False
         return True
 
-    def refusals(self, limit: int) -> tuple[m.Refused, ...]:
+    def refusals(self, limit: int) -> tuple[Refused, ...]:
         """The newest, newest first."""
         rows = self._rows("SELECT * FROM refusals ORDER BY id DESC LIMIT ?", (limit,))
-        return tuple(m.Refused(*row[1:]) for row in rows)
+        return tuple(Refused(*row[1:]) for row in rows)
 
     def retry(self) -> None:
         """Write what was refused before, if there is any and it is time."""
@@ -531,7 +541,7 @@ def _unreadable(connection: sqlite3.Connection) -> list[tuple[str, tuple[Any, ..
 
 
 def _check_run(run: str, folder: str, state: str, kind: str) -> None:
-    msgspec.convert((state, kind), tuple[m.RunState, m.RunKind])
+    msgspec.convert((state, kind), tuple[RunState, RunKind])
     if Path(folder).name != run:
         raise ValueError(f"{folder} is not the folder of {run}")
 
@@ -540,9 +550,9 @@ def _checked_command(row: Sequence[Any]) -> JournaledCommand:
     return msgspec.convert(msgspec.to_builtins(_command(row)), JournaledCommand)
 
 
-def _generation(text: str) -> m.Generation:
+def _generation(text: str) -> Generation:
     term, n = map(int, text.split("."))
-    return m.Generation(term, n)
+    return Generation(term, n)
 
 
 def _consent(text: str) -> tuple[int, str, str]:

@@ -19,8 +19,31 @@ import msgspec
 from trainctl.node_agent.records import statements as writes
 from trainctl.node_agent.records.keys import EVENTS_KEY
 from trainctl.node_agent.records.record_writer import RecordWriter
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import DamagedError, InvalidInputError, ProtocolError
+from trainctl.protocol.messages import (
+    MAX_COUNT,
+    CommandState,
+    Event,
+    Generation,
+    HeldOutPairs,
+    HostReading,
+    Kept,
+    KeptDrifts,
+    KeptEvaluation,
+    KeptEvent,
+    KeptPairs,
+    KeptPart,
+    KeptPlan,
+    KeptRetraction,
+    KeptSample,
+    KeptStep,
+    KeptValue,
+    RankStep,
+    Sample,
+    Severity,
+    StepCommitted,
+    StepPlan,
+)
 from trainctl.protocol.messages.events import AnyEvent
 from trainctl.protocol.record import checkpoints
 from trainctl.protocol.record.paths import RunPaths
@@ -55,14 +78,14 @@ FORGET_EVERY_STEPS = 100
 class LastState:
     """State from which an agent that restarts continues."""
 
-    step: m.StepCommitted | None  # the newest committed one
-    rank_steps: tuple[m.RankStep, ...]  # of that step
-    generation: m.Generation | None  # the highest in plans and steps
-    plan: m.StepPlan | None  # the last one journaled in this protocol version
-    plans: tuple[m.StepPlan, ...]  # the last RECENT_PLANS of them, oldest first
+    step: StepCommitted | None  # the newest committed one
+    rank_steps: tuple[RankStep, ...]  # of that step
+    generation: Generation | None  # the highest in plans and steps
+    plan: StepPlan | None  # the last one journaled in this protocol version
+    plans: tuple[StepPlan, ...]  # the last RECENT_PLANS of them, oldest first
     seq: int  # of the last plan journaled, 0 if there is none
     evaluation: Evaluation | None  # the newest
-    events: tuple[m.Event, ...]  # the newest 100, oldest first
+    events: tuple[Event, ...]  # the newest 100, oldest first
 
 
 class RunDb:
@@ -81,13 +104,13 @@ class RunDb:
             self._writer.close()
             raise
         self._host_read_at: dict[str, float] = {}
-        self.on_kept: Callable[[m.Kept], None] = lambda _: None
+        self.on_kept: Callable[[Kept], None] = lambda _: None
         """Is given all that the run's other nodes are to keep as well."""
-        self._told_step: tuple[int, m.Generation] | None = None
+        self._told_step: tuple[int, Generation] | None = None
         self._steps = 0  # committed since it was opened
         self._resumable = resumable
         # Plans of later steps are kept.
-        self._needed_after: int = checkpoints.oldest_step(directory.checkpoints) if resumable else m.MAX_COUNT
+        self._needed_after: int = checkpoints.oldest_step(directory.checkpoints) if resumable else MAX_COUNT
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +142,7 @@ class RunDb:
         """Raises BusyError if another process has the record locked."""
         self._writer.require()
 
-    def plan(self, plan: m.StepPlan, at: float, *, durable: bool = False) -> None:
+    def plan(self, plan: StepPlan, at: float, *, durable: bool = False) -> None:
         """Journal a plan before it is passed on; with `durable` (it carries commands) a power cut keeps it too.
 
         Plans past the newest PLANS_KEPT go, once no checkpoint is left that a run could continue from with them.
@@ -127,9 +150,9 @@ class RunDb:
         if self._resumable and plan.seq % CHECKPOINTS_EVERY_PLANS == 0:
             self._needed_after = checkpoints.oldest_step(self._paths.checkpoints)
         self._writer.put(writes.plan(plan, at, plan.seq - PLANS_KEPT, self._needed_after), durable=durable)
-        self.on_kept(m.KeptPlan(plan=plan))
+        self.on_kept(KeptPlan(plan=plan))
 
-    def commit(self, step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: float) -> None:
+    def commit(self, step: StepCommitted, ranks: Sequence[RankStep], finished_at: float) -> None:
         """Keep a committed step and parts of ranks in it, with their place in the rollups; what is kept already stays.
 
         `add_part` adds parts that come in later. A standing row of the step in another
@@ -139,11 +162,11 @@ class RunDb:
         if (step.step, step.generation) != self._told_step:
             self._told_step = step.step, step.generation
             self._forget_values()
-            self.on_kept(m.KeptStep(step=step))
+            self.on_kept(KeptStep(step=step))
         for part in ranks:
-            self.on_kept(m.KeptPart(part=part))
+            self.on_kept(KeptPart(part=part))
 
-    def known_step(self, step: m.StepCommitted) -> None:
+    def known_step(self, step: StepCommitted) -> None:
         """Keep a step as the run's lead has it, which may have committed it again: its row is what stands."""
         self._writer.put(writes.known_step(step))
         self._forget_values()
@@ -154,14 +177,14 @@ class RunDb:
         if self._steps % FORGET_EVERY_STEPS == 0:
             self._writer.put(writes.forget_values)
 
-    def known_part(self, part: m.RankStep, finished_at: float) -> None:
+    def known_part(self, part: RankStep, finished_at: float) -> None:
         """Keep a rank's part in a step that is in the record already, as the run's lead has it."""
         self._writer.put(writes.known_part(part, finished_at))
 
-    def add_part(self, part: m.RankStep, finished_at: float) -> None:
+    def add_part(self, part: RankStep, finished_at: float) -> None:
         """Keep a rank's part in a step that is committed already, whose row is left as it is, in copies, too."""
         self._writer.put(writes.parts([part], finished_at))
-        self.on_kept(m.KeptPart(part=part))
+        self.on_kept(KeptPart(part=part))
 
     def retract_after(self, step: int, event: int | None = None) -> None:
         """Mark every step above `step`, as when a run continues from an older checkpoint, and hide the events above
@@ -171,9 +194,9 @@ class RunDb:
         if event is not None:
             self._writer.put(writes.hide_events(event))
             self._last_event = min(self._last_event, event)
-        self.on_kept(m.KeptRetraction(after_step=step, after_event=event))
+        self.on_kept(KeptRetraction(after_step=step, after_event=event))
 
-    def is_retracted(self, step: int, generation: m.Generation) -> bool:
+    def is_retracted(self, step: int, generation: Generation) -> bool:
         """Return whether the step was committed in this generation, and marked since."""
         return self._read(lambda reader: reader.is_retracted(step, generation))
 
@@ -181,16 +204,16 @@ class RunDb:
         self,
         at: float,
         data: AnyEvent,
-        severity: m.Severity,
+        severity: Severity,
         by: str,
         *,
         step: int | None = None,
-        generation: m.Generation | None = None,
+        generation: Generation | None = None,
         command: str | None = None,
         verb: str | None = None,
-        outcome: m.CommandState | None = None,
+        outcome: CommandState | None = None,
         undoes: str | None = None,
-    ) -> m.Event:
+    ) -> Event:
         """Keep what happened `at` (Unix seconds) and return it with its id, above the last and all that a power cut may
         have taken: other nodes and clients may have those."""
         self._last_event = max(self._last_event, self._event_floor) + 1
@@ -199,7 +222,7 @@ class RunDb:
             self.set_meta(EVENTS_KEY, str(self._reserved), own=True, durable=True)
             if is_late:
                 self.flush()
-        event = m.Event(
+        event = Event(
             id=self._last_event,
             at=at,
             severity=severity,
@@ -214,7 +237,7 @@ class RunDb:
             undoes=undoes,
         )
         self._writer.put(writes.event(event))
-        self.on_kept(m.KeptEvent(event=event))
+        self.on_kept(KeptEvent(event=event))
         return event
 
     def note_of(self, command: str) -> int | None:
@@ -222,7 +245,7 @@ class RunDb:
         rows = self._rows("SELECT step FROM events WHERE command = ? AND kind = 'note'", (command,))
         return (rows[0][0] or 0) if rows else None
 
-    def known_event(self, event: m.Event) -> None:
+    def known_event(self, event: Event) -> None:
         """Keep an event under the id that another node has given it."""
         self._last_event = max(self._last_event, event.id)
         self._writer.put(writes.event(event))
@@ -239,24 +262,24 @@ class RunDb:
         """Keep a loss on the held-out samples (nats per unit of weight) with the metrics beside it, or if it is already
         kept change nothing."""
         self._writer.put(writes.evaluation(Evaluation(step, at, loss, weight, seconds, values)))
-        self.on_kept(m.KeptEvaluation(step=step, at=at, loss=loss, weight=weight, seconds=seconds, values=dict(values)))
+        self.on_kept(KeptEvaluation(step=step, at=at, loss=loss, weight=weight, seconds=seconds, values=dict(values)))
 
-    def pairs(self, made: m.HeldOutPairs) -> None:
+    def pairs(self, made: HeldOutPairs) -> None:
         """Keep the held-out pairs of an evaluation, or if they are already kept change nothing."""
         self._writer.put(writes.pairs(made))
-        self.on_kept(m.KeptPairs(pairs=made))
+        self.on_kept(KeptPairs(pairs=made))
 
-    def sample(self, sample: m.Sample) -> None:
+    def sample(self, sample: Sample) -> None:
         """Keep an answer of the model, or if it is already kept change nothing."""
         self._writer.put(writes.sample(sample))
-        self.on_kept(m.KeptSample(sample=sample))
+        self.on_kept(KeptSample(sample=sample))
 
     def drifts(self, step: int, at: float, found: Mapping[int, float]) -> None:
         """Keep by how much each rank's parameters differed (relative) from those it was given after `step`."""
         self._writer.put(writes.drifts(step, at, found))
-        self.on_kept(m.KeptDrifts(step=step, at=at, ranks=tuple(found), drifts=tuple(found.values())))
+        self.on_kept(KeptDrifts(step=step, at=at, ranks=tuple(found), drifts=tuple(found.values())))
 
-    def host(self, reading: m.HostReading) -> None:
+    def host(self, reading: HostReading) -> None:
         """Keep one reading of a node every HOST_EVERY_SECONDS, for HOST_KEPT_SECONDS; they don't wait for room."""
         since_last = reading.read_at - self._host_read_at.get(reading.node, 0.0)
         if 0 <= since_last < HOST_EVERY_SECONDS - 0.5 or self.is_refused:  # half a second for a timer's jitter
@@ -269,7 +292,7 @@ class RunDb:
         self._values[key] = value
         self._writer.put(writes.meta(key, value), durable=durable)
         if not own:
-            self.on_kept(m.KeptValue(key=key, value=value))
+            self.on_kept(KeptValue(key=key, value=value))
 
     def meta(self, key: str) -> str | None:
         """A value that is kept. Raises InvalidInputError if the record is damaged."""
@@ -295,23 +318,23 @@ class RunDb:
         """Return whether what waits in memory can't be written for now."""
         return self._writer.refusal is not None
 
-    def highest_generation(self) -> m.Generation | None:
+    def highest_generation(self) -> Generation | None:
         """Return the highest generation of all steps ever committed, retracted ones too; None before the first."""
         rows = self._rows("SELECT term, n FROM steps ORDER BY term DESC, n DESC LIMIT 1")
-        return m.Generation(*rows[0]) if rows else None
+        return Generation(*rows[0]) if rows else None
 
-    def newest(self) -> tuple[int, m.Generation | None, int, int]:
+    def newest(self) -> tuple[int, Generation | None, int, int]:
         """The newest step that stands with its generation, the newest event's id and the newest plan's number; zeros
         for what the record has none of."""
         steps = self._rows("SELECT step, term, n FROM steps WHERE NOT retracted ORDER BY step DESC LIMIT 1")
         plans = self._rows("SELECT seq FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT 1")
-        step, generation = (steps[0][0], m.Generation(*steps[0][1:])) if steps else (0, None)
+        step, generation = (steps[0][0], Generation(*steps[0][1:])) if steps else (0, None)
         return step, generation, self._last_event, plans[0][0] if plans else 0
 
-    def newest_steps(self, count: int) -> tuple[m.StepCommitted, ...]:
+    def newest_steps(self, count: int) -> tuple[StepCommitted, ...]:
         """The newest `count` steps that stand, oldest first."""
 
-        def read(reader: RecordReader) -> tuple[m.StepCommitted, ...]:
+        def read(reader: RecordReader) -> tuple[StepCommitted, ...]:
             last = reader.last_step()
             return tuple(reader.steps(max(last.step - count, 0), count)[0]) if last is not None else ()
 
@@ -320,7 +343,7 @@ class RunDb:
     def last_state(self) -> LastState:
         """Return the run's last state by its record. Raises InvalidInputError if it cannot be read."""
 
-        def read(reader: RecordReader) -> tuple[m.StepCommitted | None, tuple[m.RankStep, ...]]:
+        def read(reader: RecordReader) -> tuple[StepCommitted | None, tuple[RankStep, ...]]:
             step = reader.last_step()
             return step, tuple(reader.rank_steps(step.step)) if step else ()
 
@@ -328,7 +351,7 @@ class RunDb:
         evaluations = self._read(lambda reader: reader.evaluations())
         events, _ = self._read(lambda reader: reader.events(limit=100, newest=True))
         newest = self._rows("SELECT term, n, seq FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT 1")
-        seen = ([step.generation] if step else []) + [m.Generation(term, n) for term, n, _ in newest]
+        seen = ([step.generation] if step else []) + [Generation(term, n) for term, n, _ in newest]
         plans, seq = self._last_plans(), newest[0][2] if newest else 0
         return LastState(
             step,
@@ -345,7 +368,7 @@ class RunDb:
     def path(self) -> Path:
         return self._paths.record
 
-    def train_plan(self, step: int) -> m.StepPlan | None:
+    def train_plan(self, step: int) -> StepPlan | None:
         """The newest plan journaled for `step`, None if there is none."""
         rows = self._rows(
             "SELECT body FROM plans WHERE kind = 'train' AND step = ? ORDER BY term DESC, n DESC, seq DESC LIMIT 1",
@@ -353,21 +376,21 @@ class RunDb:
         )
         return self._plan_in(rows[0][0]) if rows else None
 
-    def checkpoint_plan(self) -> m.StepPlan | None:
+    def checkpoint_plan(self) -> StepPlan | None:
         """The newest plan journaled for a checkpoint, None if there is none."""
         rows = self._rows(
             "SELECT body FROM plans WHERE kind = 'checkpoint' ORDER BY term DESC, n DESC, seq DESC LIMIT 1"
         )
         return self._plan_in(rows[0][0]) if rows else None
 
-    def _last_plans(self) -> tuple[m.StepPlan, ...]:
+    def _last_plans(self) -> tuple[StepPlan, ...]:
         bodies = self._rows("SELECT body FROM plans ORDER BY term DESC, n DESC, seq DESC LIMIT ?", (RECENT_PLANS,))
         decoded = (self._plan_in(body) for (body,) in reversed(bodies))
         return tuple(plan for plan in decoded if plan is not None)
 
-    def _plan_in(self, body: bytes) -> m.StepPlan | None:
+    def _plan_in(self, body: bytes) -> StepPlan | None:
         try:
-            plan: m.StepPlan = decode_stored(body, m.StepPlan)
+            plan: StepPlan = decode_stored(body, StepPlan)
         except ProtocolError:
             return None  # damaged, or of a program before or after this one: no trainer that this one talks to has it
         return plan

@@ -12,10 +12,10 @@ import msgspec
 from trainctl.node_agent.planning.durable import Durable
 from trainctl.node_agent.records.agent_db import run_column
 from trainctl.node_agent.records.keys import DURABLE_KEY, GENERATION_KEY
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.files.durable_files import make_folder
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, FINAL_COMMAND_STATES, Event, Generation, RunState, RunView
 from trainctl.protocol.messages.events import RunStateChanged
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
@@ -74,7 +74,7 @@ def add_runs(node: str, runs: Path, connection: sqlite3.Connection) -> None:
 
 
 def _add_run(node: str, paths: RunPaths, connection: sqlite3.Connection) -> None:
-    run, view, durable, events = paths.directory.name, None, None, list[m.Event]()
+    run, view, durable, events = paths.directory.name, None, None, list[Event]()
     generations = []
     with contextlib.suppress(TrainctlError), RecordReader(paths) as reader:
         metas = reader.metas()
@@ -83,7 +83,7 @@ def _add_run(node: str, paths: RunPaths, connection: sqlite3.Connection) -> None
         with contextlib.suppress(msgspec.MsgspecError, KeyError):
             durable = msgspec.json.decode(metas[DURABLE_KEY], type=Durable)
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            generations.append(m.Generation(*map(int, metas[GENERATION_KEY].split("."))))
+            generations.append(Generation(*map(int, metas[GENERATION_KEY].split("."))))
         last = reader.last_step()
         generations += [last.generation] if last is not None else []
         events += _command_events(reader)
@@ -99,7 +99,7 @@ def _add_run(node: str, paths: RunPaths, connection: sqlite3.Connection) -> None
         rank = next((rank.rank for rank in view.ranks if rank.node == node), -1)
         connection.execute("INSERT OR IGNORE INTO followed VALUES (?, ?, ?, '')", (run, rank, view.lead))
     for event in events:
-        if event.command is not None and event.outcome in m.FINAL_COMMAND_STATES:
+        if event.command is not None and event.outcome in FINAL_COMMAND_STATES:
             ended = (event.outcome, event.step, event.text[:1000], event.at)
             asked = (event.command, UNKNOWN_DIGEST, event.verb or "", event.by, run, event.at)
             connection.execute(_ENDED, (*asked, *ended, event.undoes))
@@ -110,7 +110,7 @@ def _add_run(node: str, paths: RunPaths, connection: sqlite3.Connection) -> None
         _raise_generation(max(generations), connection)
 
 
-def _command_events(reader: RecordReader) -> Iterator[m.Event]:
+def _command_events(reader: RecordReader) -> Iterator[Event]:
     """The events of commands, and those by which the run's state changed."""
     after, more = 0, True
     while more:
@@ -119,7 +119,7 @@ def _command_events(reader: RecordReader) -> Iterator[m.Event]:
         after = page[-1].id if page else after
 
 
-def _state(view: m.RunView | None, events: list[m.Event]) -> tuple[m.RunState, str]:
+def _state(view: RunView | None, events: list[Event]) -> tuple[RunState, str]:
     """By the newest event that ended or resumed it, or else as it was last shown."""
     changes = [event.data.after for event in events if isinstance(event.data, RunStateChanged)]
     newest = next((after for after in reversed(changes) if after in ("finished", "stopped", "failed", "resumed")), "")
@@ -127,7 +127,7 @@ def _state(view: m.RunView | None, events: list[m.Event]) -> tuple[m.RunState, s
         return newest, view.reason if view is not None else ""  # type: ignore[return-value]
     if view is None:
         return "failed", "its record could not be read when the agent's database was made again; resume it"
-    return ("running" if newest == "resumed" and view.state not in m.ACTIVE_RUN_STATES else view.state), view.reason
+    return ("running" if newest == "resumed" and view.state not in ACTIVE_RUN_STATES else view.state), view.reason
 
 
 def _name(paths: RunPaths) -> str:
@@ -136,10 +136,10 @@ def _name(paths: RunPaths) -> str:
     return ""
 
 
-def _raise_generation(found: m.Generation, connection: sqlite3.Connection) -> None:
+def _raise_generation(found: Generation, connection: sqlite3.Connection) -> None:
     known = None
     with contextlib.suppress(*UNREADABLE):
         (text,) = connection.execute("SELECT value FROM meta WHERE key = 'generation'").fetchone()
-        known = m.Generation(*map(int, text.split(".")))
+        known = Generation(*map(int, text.split(".")))
     if known is None or found > known:
         connection.execute("REPLACE INTO meta VALUES ('generation', ?)", (f"{found.term}.{found.n}",))

@@ -6,7 +6,17 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol import messages as m
+from trainctl.protocol.messages import (
+    Event,
+    HeldOutPairs,
+    HostReading,
+    KeptPairs,
+    RankStep,
+    Sample,
+    StepCommitted,
+    StepPlan,
+    is_by_name,
+)
 from trainctl.protocol.record.rank_record import Row, rank_row
 from trainctl.protocol.record.rollups import (
     RUN_RANK,
@@ -25,7 +35,7 @@ Write = Callable[[sqlite3.Connection], None]
 """Runs inside the caller's transaction."""
 
 
-def plan(step_plan: m.StepPlan, at: float, last_seq: int, last_step: int) -> Write:
+def plan(step_plan: StepPlan, at: float, last_seq: int, last_step: int) -> Write:
     """`at`, in Unix seconds, is when it was journaled. The two oldest plans go if they are of numbers and steps up to
     the last ones: that catches up with any backlog and never holds up the loop."""
     g = step_plan.generation
@@ -51,7 +61,7 @@ def plan(step_plan: m.StepPlan, at: float, last_seq: int, last_step: int) -> Wri
     return write
 
 
-def commit(step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: float) -> Write:
+def commit(step: StepCommitted, ranks: Sequence[RankStep], finished_at: float) -> Write:
     """The step, its ranks and their part in the rollups; what is there already is left alone."""
     row, add_parts = _step_row(step), parts(ranks, finished_at)
     key = (step.step, step.generation.term, step.generation.n)
@@ -73,7 +83,7 @@ def commit(step: m.StepCommitted, ranks: Sequence[m.RankStep], finished_at: floa
     return write
 
 
-def parts(ranks: Sequence[m.RankStep], finished_at: float) -> Write:
+def parts(ranks: Sequence[RankStep], finished_at: float) -> Write:
     """Ranks' parts in steps that are there, and their place in the rollups."""
     rows = [(rank, _rank_row(rank, finished_at)) for rank in ranks]
 
@@ -88,7 +98,7 @@ def parts(ranks: Sequence[m.RankStep], finished_at: float) -> Write:
     return write
 
 
-def known_step(step: m.StepCommitted) -> Write:
+def known_step(step: StepCommitted) -> Write:
     """The step as the run's lead has it: its row replaces this record's own of the same step and generation."""
     row, add = _step_row(step), commit(step, (), step.committed_at)
     key = (step.step, step.generation.term, step.generation.n)
@@ -107,8 +117,8 @@ def known_step(step: m.StepCommitted) -> Write:
 
 
 def commit_many(
-    steps: Sequence[m.StepCommitted],
-    parts: Sequence[tuple[m.RankStep, float]],
+    steps: Sequence[StepCommitted],
+    parts: Sequence[tuple[RankStep, float]],
     fill: Fill,
 ) -> Write:
     """New steps, none of which replaces another, and ranks' parts in them or in earlier ones, each with when it ended.
@@ -129,7 +139,7 @@ def commit_many(
     return write
 
 
-def known_part(part: m.RankStep, finished_at: float) -> Write:
+def known_part(part: RankStep, finished_at: float) -> Write:
     """Return the write of a rank's part in a step. `finished_at` (Unix seconds) counts if the record has no such
     part."""
     key = (part.step, part.generation.term, part.generation.n, part.rank)
@@ -179,7 +189,7 @@ def _values_are(connection: sqlite3.Connection, step: int, rank: int, values: Ma
 
 def _packed(connection: sqlite3.Connection, values: Mapping[str, float]) -> tuple[bytes, bytes] | None:
     """Those that have no column, under ids that new names get here; None if there are none."""
-    named = {name: value for name, value in values.items() if m.is_by_name(name)}
+    named = {name: value for name, value in values.items() if is_by_name(name)}
     if not named:
         return None
     ids = dict(connection.execute("SELECT name, id FROM metric_names"))
@@ -242,7 +252,7 @@ def drifts(step: int, at: float, found: Mapping[int, float]) -> Write:
     return write
 
 
-def event(happened: m.Event) -> Write:
+def event(happened: Event) -> Write:
     g = happened.generation
     return _insert(
         "events",
@@ -279,11 +289,11 @@ def evaluation(made: Evaluation) -> Write:
     return write
 
 
-def pairs(made: m.HeldOutPairs) -> Write:
-    return _insert("held_out_pairs", (made.step, made.at, encode(m.KeptPairs(pairs=made))))
+def pairs(made: HeldOutPairs) -> Write:
+    return _insert("held_out_pairs", (made.step, made.at, encode(KeptPairs(pairs=made))))
 
 
-def sample(made: m.Sample) -> Write:
+def sample(made: Sample) -> Write:
     row = (made.at, made.number, made.step, encode(made))
 
     def write(connection: sqlite3.Connection) -> None:
@@ -292,7 +302,7 @@ def sample(made: m.Sample) -> Write:
     return write
 
 
-def host(reading: m.HostReading, oldest_kept_at: float) -> Write:
+def host(reading: HostReading, oldest_kept_at: float) -> Write:
     row = (
         reading.read_at,
         reading.node,
@@ -331,7 +341,7 @@ def _insertion(table: str, row: Sequence[Any]) -> str:
     return f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(row))})"  # noqa: S608  constants of this file
 
 
-def _step_row(step: m.StepCommitted) -> tuple[Any, ...]:
+def _step_row(step: StepCommitted) -> tuple[Any, ...]:
     g = step.generation
     return (
         step.step,
@@ -356,7 +366,7 @@ def _step_row(step: m.StepCommitted) -> tuple[Any, ...]:
     )
 
 
-def _rank_row(part: m.RankStep, finished_at: float) -> Row:
+def _rank_row(part: RankStep, finished_at: float) -> Row:
     return rank_row(part, part.node, part.tokens, part.samples, part.weight, finished_at)
 
 

@@ -11,8 +11,16 @@ import zmq
 
 from trainctl.node_agent.trainers.oom_detection import Held
 from trainctl.node_agent.transport import bind
-from trainctl.protocol import messages as m
 from trainctl.protocol.errors import ProtocolError
+from trainctl.protocol.messages import (
+    RANK_COLUMNS,
+    CheckpointProgress,
+    FromTrainer,
+    Report,
+    ToTrainer,
+    WorkAsk,
+    WorkSlice,
+)
 from trainctl.protocol.wire import codec, sockets
 
 _POLLIN = int(zmq.POLLIN)
@@ -58,7 +66,7 @@ class TrainerLink:
         if self.socket.get(zmq.EVENTS) & _POLLIN:
             self._arrived.set()
 
-    async def receive(self) -> tuple[m.FromTrainer | m.WorkAsk, bool] | None:
+    async def receive(self) -> tuple[FromTrainer | WorkAsk, bool] | None:
         """The next message, and whether a known rank speaks over a new connection; None: not of this protocol. Messages
         of connections that it has left may still come in between."""
         frames = await self._receive()
@@ -73,9 +81,9 @@ class TrainerLink:
         if is_new:
             left.extend([before] if before is not None else [])
             self._peers[key] = identity
-        if isinstance(message, m.Report) and (message.kind == "train" or key not in self._held):
-            self._held[key] = Held(*map(message.values.get, m.RANK_COLUMNS))
-        elif isinstance(message, m.CheckpointProgress):
+        if isinstance(message, Report) and (message.kind == "train" or key not in self._held):
+            self._held[key] = Held(*map(message.values.get, RANK_COLUMNS))
+        elif isinstance(message, CheckpointProgress):
             self._note_progress(key, message)
         return message, is_new and before is not None
 
@@ -92,7 +100,7 @@ class TrainerLink:
                     asyncio.get_running_loop().add_reader(self._watched, self._arrived.set)
                 await self._arrived.wait()
 
-    def _note_progress(self, key: tuple[str, int], said: m.CheckpointProgress) -> None:
+    def _note_progress(self, key: tuple[str, int], said: CheckpointProgress) -> None:
         if self._writes.get(key, (-1, -1, 0.0))[:2] != (said.step, said.done_bytes):
             self._writes[key] = said.step, said.done_bytes, time.monotonic()
 
@@ -111,7 +119,7 @@ class TrainerLink:
         self._held.pop((run, rank), None)
         self._writes.pop((run, rank), None)
 
-    async def send(self, rank: int, message: m.ToTrainer | m.WorkSlice) -> bool:
+    async def send(self, rank: int, message: ToTrainer | WorkSlice) -> bool:
         """Return whether the trainer was there to take it."""
         identity = self._peers.get((message.run, rank))
         if identity is None:

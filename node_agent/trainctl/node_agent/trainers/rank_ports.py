@@ -14,10 +14,10 @@ from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.oom_detection import OomKills, recognised
 from trainctl.node_agent.trainers.supervisor import SHIM_SECONDS, TrainerSupervisor
 from trainctl.node_agent.transport.peer_link import PeerLink
-from trainctl.protocol import messages as m
 from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError, ProtocolError, RefusedError, TrainctlError
+from trainctl.protocol.messages import HostedRank, Leave, PeerHost, PeerRelay, PeerTrainer, Report, StepPlan, ToTrainer
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.checkpoints import read_manifest
 from trainctl.protocol.record.paths import RunPaths
@@ -29,19 +29,19 @@ NEWEST = 8
 """Newest reports kept: more than a trainer can make without its agent, which plans one step ahead."""
 
 
-def reports_after(record: Path, step: int) -> list[m.Report]:
+def reports_after(record: Path, step: int) -> list[Report]:
     """Return the train reports of the steps above `step`, in their order, as far as they can be read. Raises
     InvalidInputError if there is no such file or it is damaged."""
     found = []
     with closing(open_for_reading(record)) as connection, suppress(*UNREADABLE):  # its trainer may have made no tables
         for (body,) in connection.execute("SELECT body FROM reports WHERE step > ? ORDER BY step", (step,)):
             with suppress(ProtocolError, TypeError):
-                if isinstance(report := decode_answer(body), m.Report):
+                if isinstance(report := decode_answer(body), Report):
                     found.append(report)
     return found
 
 
-def newest_reports(record: Path) -> list[m.Report]:
+def newest_reports(record: Path) -> list[Report]:
     """The last `NEWEST` of them; none of a record that is missing or can't be read."""
     with suppress(TrainctlError):
         return reports_after(record, 0)[-NEWEST:]
@@ -73,10 +73,10 @@ class RankPort(Protocol):
     """Interface of a session to a rank. But for `start`, nothing waits; what can't be said now is not said later."""
 
     def start(self, resume_from: Path | None) -> None: ...
-    async def tell(self, order: m.ToTrainer) -> bool: ...
+    async def tell(self, order: ToTrainer) -> bool: ...
     def look(self) -> Look: ...
     def doing(self) -> str: ...
-    def last_reports(self) -> list[m.Report]: ...
+    def last_reports(self) -> list[Report]: ...
     @property
     def in_touch(self) -> bool: ...
     @property
@@ -131,12 +131,12 @@ class LocalRank:
         except InvalidInputError as error:
             raise RefusedError(f"rank {self._rank} cannot be started: {error}") from None
 
-    async def tell(self, order: m.ToTrainer) -> bool:
+    async def tell(self, order: ToTrainer) -> bool:
         """Return whether the trainer was there to take it."""
-        if isinstance(order, m.Leave):
+        if isinstance(order, Leave):
             self._leave_due = min(self._leave_due, time.monotonic() + LEAVE_SECONDS)
         is_sent = await self._link.send(self._rank, order)
-        if is_sent and isinstance(order, m.StepPlan):
+        if is_sent and isinstance(order, StepPlan):
             self._resume_from, self._is_inherited = None, False
         return is_sent
 
@@ -181,7 +181,7 @@ class LocalRank:
         page = read_status(self._paths.status_page(self._rank))
         return f"silent in {page.phase} of step {page.step}" if page else "silent"
 
-    def last_reports(self) -> list[m.Report]:
+    def last_reports(self) -> list[Report]:
         """The newest of a trainer that has ended: what it sent last may have been lost."""
         return newest_reports(self._paths.rank_record(self._rank))
 
@@ -256,22 +256,22 @@ def last_words(tail: Sequence[str]) -> str:
 class RemoteRank:
     """A rank that another node's agent hosts for this one; how it ended that agent tells by itself."""
 
-    def __init__(self, link: PeerLink, run: str, rank: int, hosting: Callable[[], m.PeerHost]) -> None:
+    def __init__(self, link: PeerLink, run: str, rank: int, hosting: Callable[[], PeerHost]) -> None:
         """`hosting` asks its agent to host the rank, should it have let go of it."""
         self._link, self._run, self._rank, self._hosting = link, run, rank, hosting
 
     def start(self, resume_from: Path | None) -> None:
         """Its agent has started it when it agreed to host it."""
 
-    async def tell(self, order: m.ToTrainer) -> bool:
+    async def tell(self, order: ToTrainer) -> bool:
         """Return whether its agent was there to take it."""
-        return await self._link.send(m.PeerRelay(link="", seq=0, rank=self._rank, order=order))
+        return await self._link.send(PeerRelay(link="", seq=0, rank=self._rank, order=order))
 
     def look(self) -> Look:
         return Look(self._hosted.pid if self._hosted is not None else None)
 
     @property
-    def _hosted(self) -> m.HostedRank | None:
+    def _hosted(self) -> HostedRank | None:
         hosted = (known for known in self._link.ranks if (known.run, known.rank) == (self._run, self._rank))
         return next(hosted, None)
 
@@ -279,7 +279,7 @@ class RemoteRank:
         """Return what is known of a trainer that isn't heard of."""
         return "silent" if self.in_touch else f"{self._link.node}'s agent: {self._link.line.why}"
 
-    def last_reports(self) -> list[m.Report]:
+    def last_reports(self) -> list[Report]:
         """Its agent sends them by itself."""
         return []
 
@@ -307,7 +307,7 @@ class RemoteRank:
             await self._wish("kill")
 
     async def _wish(self, wish: Literal["start", "kill"]) -> None:
-        await self._link.send(m.PeerTrainer(link="", seq=0, run=self._run, rank=self._rank, wish=wish))
+        await self._link.send(PeerTrainer(link="", seq=0, run=self._run, rank=self._rank, wish=wish))
 
     async def end(self) -> None:
         await self._link.end_rank(self._run, self._rank, "stopping")

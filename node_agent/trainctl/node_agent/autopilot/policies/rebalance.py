@@ -195,15 +195,22 @@ def _proposed(facts: RunFacts, memory: Memory, gain: _Gain, steps: int, correcti
     settings, table = facts.durable.settings, facts.config.policy.rebalance
     quiet = memory.kept.get("quiet", float(table.quiet_steps))
     remember = {
-        "promised": gain.part, "seconds": gain.seconds, "version": float(settings.plan_version),
-        "quiet until": facts.step + quiet, "quiet": quiet, "corrections": float(corrections),
-    }  # fmt: skip
+        "promised": gain.part,
+        "seconds": gain.seconds,
+        "version": float(settings.plan_version),
+        "quiet until": facts.step + quiet,
+        "quiet": quiet,
+        "corrections": float(corrections),
+    }
     before = {f"{SHARE}{rank}": float(setting.share) for rank, setting in settings.live.items()}
     reason = f"a step takes {gain.seconds:.3g} s by the medians of {min(steps, NEWEST)} steps; with this split"
     return Proposal(
-        "rebalance", verbs.Rebalance(auto=True), f"{reason} {gain.best:.3g} s", remember={**remember, **before},
+        "rebalance",
+        verbs.Rebalance(auto=True),
+        f"{reason} {gain.best:.3g} s",
+        remember={**remember, **before},
         is_urgent=corrections > 0,
-    )  # fmt: skip
+    )
 
 
 def _gain(facts: RunFacts, memory: Memory, stepped: Stepped) -> _Gain:
@@ -258,9 +265,13 @@ def _judged(facts: RunFacts, memory: Memory, stepped: Stepped) -> Proposal | Non
         settings, before
     )  # a command deals a node's samples to its ranks by their present shares
     return Proposal(
-        "rebalance", verbs.Rebalance(shares=shares), reason, edit=exactly, severity="warning",
+        "rebalance",
+        verbs.Rebalance(shares=shares),
+        reason,
+        edit=exactly,
+        severity="warning",
         remember={"quiet": quiet, "quiet until": facts.step + quiet, "corrections": float(MOST_CORRECTIONS)},
-    )  # fmt: skip
+    )
 
 
 def _by_node(settings: Settings, shares: Mapping[int, int]) -> dict[str, int]:
