@@ -203,8 +203,15 @@ class Agent:
             is_calibrating=lambda: self._role.is_calibrating,
             leaves=self._alerts.guest_left,
         )
-        references = ReferenceLead(self.node)
-        self._lead = Lead(context, self._role, self._hosting, self._alerts, replies.reply, self._guests, references)
+        self._lead = Lead(
+            context,
+            self._role,
+            self._hosting,
+            self._alerts,
+            replies.reply,
+            guests=self._guests,
+            references=ReferenceLead(self.node),
+        )
         self._follower = Follower(context, self._role, self._hosting, self._lead, replies.reply)
         self._query_context = QueryContext(context, self._lead, self._follower, self._guests, self._alerts)
         self._worker_host = WorkerHost(context, self._role, self._query_context.address_of)

@@ -25,6 +25,12 @@ def command(number: int = 1, **changes: object) -> m.Command:
     return msgspec.structs.replace(made, **changes)
 
 
+def end(db: AgentDb, id: str, state: m.CommandState, **outcome: object) -> None:
+    row = db.find(id)
+    assert row is not None
+    db.outcome(msgspec.structs.replace(row, state=state, **outcome))
+
+
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[AgentDb]:
     with AgentDb(tmp_path / "agent.db") as made:
@@ -49,15 +55,15 @@ def test_a_command_ends_once(db: AgentDb) -> None:
     db.accept(command(), "one", 1000.0)
     db.accept(command(2), "two", 999.0)
     assert [found.id[-1] for found in db.open_commands()] == ["2", "1"]
-    db.outcome(ID, "applied", 17, "", None, "8", "4", 1001.0)
-    db.outcome(ID, "failed", None, "too late", None, None, None, 1002.0)
+    end(db, ID, "applied", step=17, before="8", after="4", ended_at=1001.0)
+    end(db, ID, "failed", reason="too late", ended_at=1002.0)
     found = db.find(ID)
     assert found is not None and not found.is_open and found.ended_at == 1001.0
     assert found.reply("again") == m.CommandReply(
         rid="again", id=ID, state="applied", step=17, before="8", after="4"
     )  # fmt: skip
     assert [found.id[-1] for found in db.open_commands()] == ["2"]
-    db.outcome(command(2).id, "rejected", reason="0 is below 1", field="micro", run="run-9")
+    end(db, command(2).id, "rejected", reason="0 is below 1", field="micro", run="run-9")
     found = db.find(command(2).id)
     assert found is not None and (found.state, found.field, found.run) == ("rejected", "micro", "run-9")
 
@@ -89,10 +95,12 @@ def test_only_the_highest_generation_is_kept(tmp_path: Path) -> None:
 
 def test_a_disk_that_refuses_stops_commands_but_not_their_ends(db: AgentDb, tmp_path: Path) -> None:
     db.accept(command(), "one", 1000.0)
+    row = db.find(ID)
+    assert row is not None
     with locked(tmp_path / "agent.db") as pid:
         with pytest.raises(RefusedError, match=rf"agent\.db: locked by process {pid} .*: command not journaled"):
             db.accept(command(2), "two", 1000.0)
-        db.outcome(ID, "applied", 3, "", None, None, None, 1001.0)
+        db.outcome(msgspec.structs.replace(row, state="applied", step=3, ended_at=1001.0))
         assert db.saw(m.Generation(3, 1)) and db.generation == m.Generation(3, 1)
         assert db.is_busy and f"locked by process {pid}" in (db.problem or "")
     until(lambda: db.retry() or not db.is_busy)
@@ -115,6 +123,7 @@ def test_one_from_before_0_2_0_is_refused_in_a_line_and_stays_as_it_is(tmp_path:
 ACCEPTER = """
     import sys
     from pathlib import Path
+    import msgspec
     from trainctl.node_agent.records.agent_db import AgentDb
     from trainctl.protocol import messages as m
 
@@ -124,7 +133,7 @@ ACCEPTER = """
         id = f"8b7c6d5e-0000-4000-8000-{number:012x}"
         assert db.accept(m.Command(rid="r", id=id, verb="pause"), "digest", 0.0)
         if number % 2:
-            db.outcome(id, "applied", number)
+            db.outcome(msgspec.structs.replace(db.find(id), state="applied", step=number, ended_at=1.0))
         print(number, flush=True)
 """
 

@@ -25,7 +25,6 @@ from trainctl.protocol.messages import (
     FINAL_COMMAND_STATES,
     Command,
     CommandReply,
-    CommandState,
     Generation,
     KeptCommand,
     Refused,
@@ -242,26 +241,13 @@ class AgentDb:
         )
         return self._write_now("command not journaled", _ACCEPT, row)
 
-    def outcome(
-        self,
-        command_id: str,
-        state: CommandState,
-        step: int | None = None,
-        reason: str = "",
-        field: str | None = None,
-        before: str | None = None,
-        after: str | None = None,
-        at: float | None = None,
-        run: str | None = None,
-        plan_version: int | None = None,
-    ) -> None:
-        """Keep how a command ended `at` (Unix seconds; None: now); `run` is the one it turned out to be about.
+    def outcome(self, ended: KeptCommand) -> None:
+        """Keep how a command ended, and which run it turned out to be about.
 
         The first outcome stays, whatever comes after it.
         """
-        ended_at = time.time() if at is None else at
-        row = (state, step, reason, field, before, after, ended_at, plan_version, run, command_id)
-        self._write_or_keep(_OUTCOME, row)
+        names = ("state", "step", "reason", "field", "before", "after", "ended_at", "plan_version", "run", "id")
+        self._write_or_keep(_OUTCOME, [getattr(ended, name) for name in names])
 
     def set_run(self, command_id: str, run: str) -> None:
         """Keep which run a command turned out to be about."""
@@ -346,18 +332,7 @@ class AgentDb:
         names = (name.strip() for name in _COMMAND_COLUMNS.split(","))
         self._write_or_keep(_KNOWN, [values[name] for name in names])
         if kept.state in FINAL_COMMAND_STATES:
-            self.outcome(
-                kept.id,
-                kept.state,
-                kept.step,
-                kept.reason,
-                kept.field,
-                kept.before,
-                kept.after,
-                kept.ended_at,
-                kept.run,
-                kept.plan_version,
-            )
+            self.outcome(kept)
 
     def commands_of(self, run: str, limit: int) -> tuple[JournaledCommand, ...]:
         """The newest commands about a run, oldest first."""

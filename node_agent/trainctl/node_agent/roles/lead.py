@@ -74,6 +74,7 @@ class Lead:
         hosting: RankHosting,
         alerts: _Alerts,
         answer: Answer,
+        *,
         guests: GuestRuns,
         references: _References,
     ) -> None:

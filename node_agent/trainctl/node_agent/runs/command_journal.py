@@ -229,18 +229,19 @@ class CommandJournal:
             return
         about = row.run if _is_note(row) or self._guests.find(row.run or "") is not None else None
         about = about or (self.session.run if self.session is not None else None)
-        self._db.outcome(
-            ended.id,
-            ended.state,
-            ended.step,
-            ended.reason,
-            ended.field,
-            ended.before,
-            ended.after,
+        outcome = msgspec.structs.replace(
+            row,
+            state=ended.state,
+            step=ended.step,
+            reason=ended.reason,
+            field=ended.field,
+            before=ended.before,
+            after=ended.after,
             plan_version=ended.plan_version,
-            at=time.time(),
+            ended_at=time.time(),
             run=about,
         )
+        self._db.outcome(outcome)
         if not _is_note(row) or ended.state != "applied":
             self._note(row, ended)
         self._hand_on(ended.id)

@@ -113,9 +113,9 @@ class Launch:
             self._context.directory,
             command.id,
             command.by,
-            max(1, self._db.term),
-            self._context.placement,
-            fork,
+            term=max(1, self._db.term),
+            placement=self._context.placement,
+            fork=fork,
         )
         durable, run = opening.conductor.durable, opening.conductor.run
         ranks = {rank: setting.node for rank, setting in durable.settings.ranks.items()}

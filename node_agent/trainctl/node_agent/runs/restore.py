@@ -84,6 +84,7 @@ def new_run(
     node_dir: Path,
     starter: str,
     by: str,
+    *,
     term: int = 1,
     placement: preflight.Placement = preflight.Placement(),  # noqa: B008
     fork: Fork | None = None,

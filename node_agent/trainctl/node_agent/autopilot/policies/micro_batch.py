@@ -223,8 +223,7 @@ def _by_memory(facts: RunFacts, memory: Memory, stepped: Stepped) -> Iterator[Pr
         if use > table.target:
             yield from _smaller(facts, memory, node, nodes[node], size, use)
         elif use < table.low:
-            least = min(settings.ranks[rank].micro_in_force for rank in nodes[node])
-            yield from _larger(facts, memory, stepped, node, nodes[node], least, use)
+            yield from _larger(facts, memory, stepped, node, nodes[node], use)
 
 
 def _uses(facts: RunFacts, memory: Memory) -> dict[int, float]:
@@ -246,13 +245,14 @@ def _smaller(facts: RunFacts, memory: Memory, node: str, ranks: list[int], size:
 
 
 def _larger(
-    facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ranks: list[int], size: int, use: float
+    facts: RunFacts, memory: Memory, stepped: Stepped, node: str, ranks: list[int], use: float
 ) -> Iterator[Proposal]:
     """To where its ranks are fastest, if their curves are known. Else a step up, advised only where it had been
     larger: that a size which never was tried is faster isn't known."""
     table, kept = _table(facts), memory.kept
     if table.up == "off":
         return
+    size = min(facts.durable.settings.ranks[rank].micro_in_force for rank in ranks)
     bound = _most(facts, memory, stepped, ranks, size, use)
     if _has_curves(stepped, ranks):
         wanted, faster = _fastest(facts, stepped, ranks, size, range(size, bound + 1), SMALL_GAIN)
