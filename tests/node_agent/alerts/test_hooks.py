@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.waiting import HANG_SECONDS, until
 
-from trainctl.node_agent.alerts.hooks import BURST, HookCall, Hooks, post, run_command
+from trainctl.node_agent.alerts.hooks import BURST, HookCall, Hooks, Outcome, post, run_command
 from trainctl.protocol import messages as m
 from trainctl.protocol.config.alert_rules import AlertHooks
 
@@ -137,14 +137,14 @@ async def test_a_command_is_killed_with_all_that_it_started_when_its_time_is_up(
         while not pid_file.is_file() or not pid_file.read_text():  # a busy machine may take longer to begin the shell
             seconds *= 2
             outcome = await run_command(("sh", "-c", script), b"{}", {}, seconds=seconds)
-    assert outcome == (None, f"sh took longer than {seconds:g} s and was killed")
+    assert outcome == Outcome(None, f"sh took longer than {seconds:g} s and was killed")
     pid = int(pid_file.read_text())
     until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 async def test_what_a_failing_command_says_is_told_in_one_line() -> None:
     script = "echo first >&2; echo no mail >&2; exit 3"
-    assert await run_command(("sh", "-c", script), b"{}", {}) == (3, "sh exited with 3: no mail")
+    assert await run_command(("sh", "-c", script), b"{}", {}) == Outcome(3, "sh exited with 3: no mail")
     assert "No such file" in (await run_command(("/no/such/program",), b"{}", {})).problem
 
 

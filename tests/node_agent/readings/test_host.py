@@ -41,9 +41,9 @@ BEFORE = {
 
 @pytest.mark.parametrize(("line", "percent"), [(SINCE_ACTIVE_RATIO, 9.0), (BEFORE, 2.15)])
 def test_both_formats_of_macmon_are_read(line: dict[str, object], percent: float) -> None:
-    gpus, temperature = parse_macmon(json.dumps(line), "Apple M2 Ultra GPU")
-    assert temperature == 43.75
-    assert gpus == (
+    found = parse_macmon(json.dumps(line), "Apple M2 Ultra GPU")
+    assert found.temperature_celsius == 43.75
+    assert found.gpus == (
         GpuReading(
             name="Apple M2 Ultra GPU", utilization_percent=pytest.approx(percent), clock_mhz=461.0, power_watts=0.0175,
             temperature_celsius=36.5,
@@ -52,14 +52,13 @@ def test_both_formats_of_macmon_are_read(line: dict[str, object], percent: float
 
 
 def test_what_macmon_does_not_say_is_none_and_an_absent_sensor_is_not_zero() -> None:
-    assert parse_macmon('{"temp": {"cpu_temp_avg": 0.0, "gpu_temp_avg": 0.0}}') == (
-        (GpuReading(name="Apple GPU"),),
-        None,
+    assert parse_macmon('{"temp": {"cpu_temp_avg": 0.0, "gpu_temp_avg": 0.0}}') == Readings(
+        (GpuReading(name="Apple GPU"),)
     )
     for line in ("", "{", "[]", "null", "Error: no permission"):
         assert parse_macmon(line) == Readings()
     odd = '{"temp": 3, "gpu_usage": [1], "gpu_active_ratio": "much", "gpu_power": true}'
-    assert parse_macmon(odd) == ((GpuReading(name="Apple GPU"),), None)
+    assert parse_macmon(odd) == Readings((GpuReading(name="Apple GPU"),))
 
 
 @pytest.mark.parametrize(

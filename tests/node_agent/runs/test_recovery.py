@@ -12,7 +12,7 @@ from trainctl.node_agent.planning.durable import Durable, RankSetting, Rollback,
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.node_agent.runs import checkpoint_source, restore
 from trainctl.node_agent.runs.checkpoint_source import Source
-from trainctl.node_agent.runs.recovery import Backoff, Recovery, ResumePoint, absent
+from trainctl.node_agent.runs.recovery import Absent, Backoff, Recovery, ResumePoint, absent
 from trainctl.protocol.messages import Command, Generation
 from trainctl.protocol.messages.events import CheckpointWritten, RunStateChanged, StepRetracted
 from trainctl.protocol.record.paths import RunPaths
@@ -37,7 +37,7 @@ WAY = ResumePoint({0: "a", 1: "b", 2: "c"}, Source(40, "b"), 300.0)
     ],
 )
 def test_only_the_node_with_the_newest_checkpoint_is_waited_for_and_not_without_end(silent, ranks, waits_for, given_up):
-    assert absent(WAY, silent) == (ranks, waits_for, given_up)
+    assert absent(WAY, silent) == Absent(ranks, waits_for, given_up)
 
 
 def written(tmp_path, *by: tuple[str, int]) -> RunPaths:

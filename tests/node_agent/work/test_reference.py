@@ -7,6 +7,7 @@ import random
 import shutil
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -226,7 +227,7 @@ def test_a_journal_continues_after_its_lead(tmp_path: Path) -> None:
     after = ReferencePass(*again.sizes.numbers(), again.slices())
     assert (after.answered, after.available) == (second.rows, 0)
     assert after.is_new(first) and not after.is_new(second)
-    assert not after.is_new(first._replace(first=5)) and not after.is_new(first._replace(id=7)), "of another lead"
+    assert not after.is_new(replace(first, first=5)) and not after.is_new(replace(first, id=7)), "of another lead"
     assert after.deal(2, 0.0) == first
     assert again.read(offset, count) == b"\x01" * 4 * (count - 1) + b"\x02" * 4
     after.answer(2, first, 1.0)

@@ -10,7 +10,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -124,7 +125,8 @@ class Hooks:
             self._turned("" if before else problem)
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True)
+class Outcome:
     """Outcome of a program."""
 
     status: int | None  # None: it could not be started, or was killed when its time was up

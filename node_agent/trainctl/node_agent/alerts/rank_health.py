@@ -6,9 +6,10 @@ A step only adds a few numbers; every LOOK_EVERY_STEPS steps a rank is judged, s
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final
 
 from trainctl.node_agent.alerts.conditions import Observation, Said, gigabytes, seconds
 from trainctl.protocol.analysis.rolling import RollingStatistics
@@ -33,7 +34,8 @@ _LEAST_GROWTH: Final = 0.01
 """Part of the cap by which memory must grow within the window."""
 
 
-class _Step(NamedTuple):
+@dataclass(frozen=True)
+class _Step:
     step: int
     seconds: float
     phases: Phases
@@ -41,12 +43,14 @@ class _Step(NamedTuple):
     cap_bytes: float | None
 
 
-class _Use(NamedTuple):
+@dataclass(frozen=True)
+class _Use:
     percent: float  # of the device's time
     limits: tuple[ClockLimit, ...]
 
 
-class Growth(NamedTuple):
+@dataclass(frozen=True)
+class Growth:
     """A rank's memory that grows."""
 
     bytes_per_step: float

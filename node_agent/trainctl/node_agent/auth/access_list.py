@@ -2,7 +2,7 @@
 what was refused, which agent.db gets at most once a second, bounded."""
 
 import time
-from typing import NamedTuple
+from dataclasses import astuple, dataclass
 
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.protocol.config.cluster_file import Cluster
@@ -73,7 +73,8 @@ OfAgents = ToPeer | HostWork | WorkFileRequest | SliceRequest | LinkRequest
 """Messages of agents alone."""
 
 
-class Rights(NamedTuple):
+@dataclass(frozen=True)
+class Rights:
     """Rights of one key."""
 
     name: str
@@ -178,7 +179,8 @@ def kind_of(message: ClientRequest | ToPeer) -> str:
 # ---------------------------------------------------------------- refusals
 
 
-class Subject(NamedTuple):
+@dataclass(frozen=True)
+class Subject:
     """A refused key or address, and what it was refused."""
 
     name: str  # of the key; empty: it has none here
@@ -223,7 +225,7 @@ class Audit:
         if not new or (not force and time.monotonic() - self._flushed_monotonic < FLUSH_SECONDS):
             return
         self._flushed_monotonic, now = time.monotonic(), time.time()
-        rows = [(one.number, one.first_at, one.last_at, one.count, *subject) for subject, one in new.items()]
+        rows = [(one.number, one.first_at, one.last_at, one.count, *astuple(subject)) for subject, one in new.items()]
         if self._ledger.keep_refusals(rows):
             for entry in new.values():
                 entry.kept = True

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -67,7 +67,8 @@ class Presence:
         return tuple(sorted(others, key=lambda view: view.since_at))
 
 
-class LiveRun(NamedTuple):
+@dataclass(frozen=True)
+class LiveRun:
     """An active run as its agent has it in memory."""
 
     view: messages.RunView

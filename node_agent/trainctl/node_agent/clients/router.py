@@ -6,7 +6,8 @@ import select
 import sqlite3
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import zmq
 
@@ -37,7 +38,8 @@ LOOK_SECONDS = 0.02
 """Seconds between looks at whether clients that read nothing read again."""
 
 
-class Asker(NamedTuple):
+@dataclass(frozen=True)
+class Asker:
     """The sender of a request."""
 
     caller: bytes  # its connection, by which it is answered
@@ -46,7 +48,8 @@ class Asker(NamedTuple):
     descriptor: int = -1  # of the connection; -1: not known
 
 
-class Limits(NamedTuple):
+@dataclass(frozen=True)
+class Limits:
     """Limits on the requests under way at a time, and on how much is held with those that wait.
 
     One key may have half of what all may hold, and all viewers together three quarters, so that neither leaves an

@@ -3,7 +3,8 @@
 Base units throughout: seconds, bytes, hertz, watts, degrees Celsius, and ratios from 0 to 1 instead of percentages.
 """
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 from trainctl.protocol.messages import METRICS, Compute, Metric, Scope
 
@@ -21,7 +22,8 @@ STEP_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 """Upper bounds of the histogram's buckets in seconds; an unbounded bucket follows."""
 
 
-class Spec(NamedTuple):
+@dataclass(frozen=True)
+class Spec:
     """One metric. A counter's name ends in `_total`; an information is a gauge that is always 1."""
 
     name: str

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
 
 from trainctl.node_agent.clients.query_context import LiveRun
 from trainctl.node_agent.exporter.catalogue import (
@@ -119,7 +118,8 @@ def _finite(value: float) -> float:
     return value if math.isfinite(value) and value > 0 else 0.0
 
 
-class AgentSnapshot(NamedTuple):
+@dataclass(frozen=True)
+class AgentSnapshot:
     """State of an agent at a moment, from which a scrape is answered; nothing changes in it, so any thread may read
     it."""
 
@@ -132,14 +132,16 @@ class AgentSnapshot(NamedTuple):
     totals: Totals
 
 
-class Histogram(NamedTuple):
+@dataclass(frozen=True)
+class Histogram:
     """Observations up to each bucket's end, and their sum."""
 
     buckets: tuple[tuple[str, float], ...]
     total: float
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True)
+class Reading:
     """One number; `labels` are in the catalogue's order."""
 
     name: str

@@ -13,7 +13,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import psutil
 
@@ -33,7 +34,8 @@ MOST_PROCESSES = 16
 """Processes of a device that are looked at."""
 
 
-class Readings(NamedTuple):
+@dataclass(frozen=True)
+class Readings:
     gpus: tuple[GpuReading, ...] = ()
     temperature_celsius: float | None = None  # of the processor
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
 import psutil
@@ -190,7 +190,8 @@ def _without(gpu: GpuReading, pids: Container[int]) -> GpuReading:
     return msgspec.structs.replace(gpu, others=tuple(one for one in gpu.others if one.pid not in pids))
 
 
-class _CpuTimes(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _CpuTimes:
     """Seconds summed over the processors since boot."""
 
     busy: float

@@ -5,8 +5,8 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -22,7 +22,8 @@ _ROLES = {"fork server": "standby", "spare reducer": "standby", "reducer": "redu
 """Role of a trainer's descendant by its title; the fork server counts as a spare one."""
 
 
-class _Known(NamedTuple):
+@dataclass(frozen=True)
+class _Known:
     process: psutil.Process
     role: str
     rank: int | None

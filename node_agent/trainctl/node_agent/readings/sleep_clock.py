@@ -8,7 +8,7 @@ only set does not count as sleep.
 
 import sys
 import time
-from typing import NamedTuple
+from dataclasses import dataclass
 
 LEAST_SECONDS = 2.0
 """Shorter differences between clocks are not called sleep."""
@@ -18,7 +18,8 @@ REPORT_SECONDS = 60.0
 """Seconds after waking for which a follower reports its sleep to the lead, which may have to reconnect first."""
 
 
-class Clocks(NamedTuple):
+@dataclass(frozen=True)
+class Clocks:
     """All clocks at one moment, in seconds."""
 
     wall: float  # Unix
@@ -26,7 +27,8 @@ class Clocks(NamedTuple):
     suspended: float | None  # counts also while the machine is suspended; None: there is no such clock
 
 
-class Sleep(NamedTuple):
+@dataclass(frozen=True)
+class Sleep:
     """One sleep that is over."""
 
     seconds: float

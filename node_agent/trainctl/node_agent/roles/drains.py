@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, NamedTuple, assert_never
+from typing import Final, Literal, assert_never
 
 from trainctl.node_agent.conductor.events import Departing, NodeReturned, Proposed
 from trainctl.node_agent.roles.followed_run import FollowedRank
@@ -43,7 +43,8 @@ LOST_SECONDS, GONE_SECONDS = 30.0, 5.0
 """Seconds the end of a run waits for a node that can't be reached, and for one that need not be waited for."""
 
 
-class Situation(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Situation:
     """Facts on which the lead decides."""
 
     here: str  # the lead's node

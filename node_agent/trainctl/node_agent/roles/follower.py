@@ -324,7 +324,15 @@ class Follower:
         return await self._links.answer(lead, messages.PeerAnswer(link="", seq=0, answer=answer, returned=returned))
 
     async def _tell_exit(self, lead: str, hosted: messages.HostedRank, ending: Ending) -> bool:
-        said = messages.PeerExit(link="", seq=0, run=hosted.run, rank=hosted.rank, **ending._asdict())
+        said = messages.PeerExit(
+            link="",
+            seq=0,
+            run=hosted.run,
+            rank=hosted.rank,
+            clean=ending.clean,
+            why=ending.why,
+            memory=ending.memory,
+        )
         return await self._links.answer(lead, said)
 
     def lead_silent_seconds(self, followed: FollowedRank) -> float:

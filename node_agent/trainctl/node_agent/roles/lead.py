@@ -142,7 +142,7 @@ class Lead:
             args.resume, command.id, command.by, taken.without, from_step=args.from_step, steps=args.steps
         )
         opening.conductor.leave_out(taken.without)
-        return opening._replace(notices=(*taken.notices, *opening.notices))
+        return dataclasses.replace(opening, notices=(*taken.notices, *opening.notices))
 
     async def _begin(self, opened: Awaitable[restore.Opening]) -> str:
         try:

@@ -6,8 +6,8 @@ import os
 import shutil
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +30,8 @@ from trainctl.protocol.record.reader import RecordReader
 _PAGE = 500
 
 
-class Source(NamedTuple):
+@dataclass(frozen=True)
+class Source:
     """A checkpoint to begin with; step 0 and no node: there is none."""
 
     step: int = 0
@@ -178,7 +179,8 @@ def _written(paths: RunPaths, out: Collection[str], at_most: int | None) -> tupl
     return step, {node for node, newest in counted.items() if newest == step and step}
 
 
-class Fork(NamedTuple):
+@dataclass(frozen=True)
+class Fork:
     """A checkpoint of a run, with what the run's record says about its step."""
 
     parent: RunPaths

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -32,7 +32,8 @@ class _Asker:
     rid: str
 
 
-class Handlers(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Handlers:
     """Handlers of commands that aren't for the conductor of an active run. Each raises InvalidInputError or
     RefusedError."""
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 
 from trainctl.node_agent.conductor.conductor import Conductor
@@ -129,7 +130,7 @@ class Launch:
         finally:
             run_folders.unmark(opening.paths.directory)
         simulated = (SIMULATED_NOTICE,) if self._context.supervisor.is_simulated else ()
-        return opening._replace(notices=(*simulated, *opening.notices), remarks=resolved)
+        return replace(opening, notices=(*simulated, *opening.notices), remarks=resolved)
 
     async def resolved(self, config: run_tables.RunFile) -> tuple[run_tables.RunFile, tuple[str, ...]]:
         """Return the run file with what depends on its nodes' machines, and why: the data type that suits all of them
@@ -217,7 +218,7 @@ class Launch:
                 seen=self._db.generation,
                 starting=starting,
             )
-            return opening._replace(notices=(*filter(None, (remade, *opening.notices, missing)),))
+            return replace(opening, notices=(*filter(None, (remade, *opening.notices, missing)),))
         except (InvalidInputError, RefusedError) as error:
             if extended is not None:
                 await asyncio.to_thread(restore.write_run_file, paths, as_it_was)
@@ -304,7 +305,7 @@ class Launch:
         carried, paths = frozenset(row.id for row in self._db.open_commands()), RunPaths(known.directory)
         notice = restore.make_usable(paths)
         opening = restore.surviving_run(paths, carried, term, self._gone(paths), self._db.generation)
-        return opening._replace(notices=(*opening.notices, notice)) if notice else opening
+        return replace(opening, notices=(*opening.notices, notice)) if notice else opening
 
     def _gone(self, paths: RunPaths) -> set[str]:
         """This node, if it has ranks in the run and none of their trainers lives, as after a power cut."""

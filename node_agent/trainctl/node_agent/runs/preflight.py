@@ -1,5 +1,6 @@
 """Demands of a run file on the cluster and this machine: the nodes that take part, files, the network interface."""
 
+import dataclasses
 import ipaddress
 import os
 import socket
@@ -7,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -19,11 +19,12 @@ from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 
 
-class Placement(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Placement:
     """An agent's addresses and place."""
 
     address: str = "tcp://127.0.0.1:0"  # where it takes requests
-    cluster: Cluster = Cluster()
+    cluster: Cluster = dataclasses.field(default_factory=Cluster)
 
 
 def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
@@ -40,7 +41,7 @@ def with_nodes(config: RunFile, node: str, cluster: Sequence[str]) -> RunFile:
     return msgspec.structs.replace(config, nodes=tables)
 
 
-def check_on(config: RunFile, node: str, where: str = "config", placement: Placement = Placement()) -> None:  # noqa: B008
+def check_on(config: RunFile, node: str, where: str = "config", placement: Placement = Placement()) -> None:
     """Check that a node has the model and the data that the run file wants, and may sum gradients by the interface that
     it names. Raises InvalidInputError by the field."""
     here = run_file.on_node(config, node)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import msgspec
 
@@ -32,7 +32,8 @@ class _NothingInReachError(Exception):
     """The text says what has been waited for, and what would help."""
 
 
-class ResumePoint(NamedTuple):
+@dataclass(frozen=True)
+class ResumePoint:
     """The checkpoint that a run goes back to."""
 
     ranks: dict[int, str]  # the nodes of its ranks
@@ -40,7 +41,8 @@ class ResumePoint(NamedTuple):
     limit_seconds: float  # for how long the node of the source may be unreachable
 
 
-class Absent(NamedTuple):
+@dataclass(frozen=True)
+class Absent:
     """Ranks whose nodes are unreachable, or are about to leave and take no rank."""
 
     ranks: dict[int, str]
@@ -92,14 +94,14 @@ class Recovery:
         try:
             if superseded:
                 return self._hold(f"the run's lead to be known: {superseded}")
-            absent, wanted, given_up = await self._absent(run)
-            if wanted or (absent and self._backoff.held_seconds < ABSENT_SECONDS):
-                return self._hold(wanted)
-            if given_up:
-                await self._check_older(run, absent, given_up)
-            session = await self._begin(run, absent)
+            absent = await self._absent(run)
+            if absent.wanted or (absent.ranks and self._backoff.held_seconds < ABSENT_SECONDS):
+                return self._hold(absent.wanted)
+            if absent.given_up:
+                await self._check_older(run, absent.ranks, absent.given_up)
+            session = await self._begin(run, absent.ranks)
             if session is not None:
-                _tell(session, absent, given_up)
+                _tell(session, absent.ranks, absent.given_up)
             return None
         except BusyError as error:
             return self._hold(f"its record: {error}")

@@ -7,9 +7,9 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import tomli_w
@@ -66,7 +66,8 @@ CHECKED_BYTES = 1 << 28
 FIRST_GENERATION = Generation(1, 0)
 
 
-class Opening(NamedTuple):
+@dataclass(frozen=True)
+class Opening:
     """A run ready to be led."""
 
     conductor: Conductor
@@ -123,7 +124,7 @@ def _forked(opening: Opening, fork: Fork, node: str, by: str) -> Opening:
         opening.recorder.close()
         shutil.rmtree(opening.paths.directory, ignore_errors=True)
         raise
-    return opening._replace(resume_from=folder, kept=(said,))
+    return replace(opening, resume_from=folder, kept=(said,))
 
 
 def first_durable(config: RunFile, term: int = 1) -> Durable:

@@ -136,10 +136,10 @@ class Session:
                 continue
             look = self.ports[rank].look()
             self._pids[rank] = look.pid
-            if look.ending is not None:
+            if (ending := look.ending) is not None:
                 for report in self.ports[rank].last_reports():
                     await self.feed(report)
-                await self.feed(conductor_events.RankEnded(rank, *look.ending))
+                await self.feed(conductor_events.RankEnded(rank, ending.clean, ending.why, ending.memory))
             elif (silent_seconds := self._silent_seconds(rank)) > 0:
                 alone = not any(port.in_touch for other, port in self.ports.items() if other != rank)
                 in_touch = self.ports[rank].in_touch

@@ -10,8 +10,8 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from trainctl.protocol.machine.cgroups import PROC, groups
 
@@ -29,7 +29,8 @@ end."""
 _KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
 
-class Held(NamedTuple):
+@dataclass(frozen=True)
+class Held:
     """Memory of a trainer's last step, in bytes: held after it, its peak, the cap; None where it can't tell."""
 
     used: float | None = None
@@ -42,7 +43,8 @@ class Held(NamedTuple):
         return bool(self.cap) and most >= NEAR_PART * (self.cap or 0)
 
 
-class Kills(NamedTuple):
+@dataclass(frozen=True)
+class Kills:
     """Numbers of processes killed by the kernel for memory where the trainer ran, just before its end and after it."""
 
     before: int

@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.oom_detection import OomKills, recognised
@@ -54,7 +55,8 @@ it still writes."""
 _ENDPOINT, _RESUME_FROM = "--endpoint", "--resume-from"
 
 
-class Ending(NamedTuple):
+@dataclass(frozen=True)
+class Ending:
     """End of a trainer's process."""
 
     clean: bool
@@ -62,7 +64,8 @@ class Ending(NamedTuple):
     memory: str = ""  # what says that it ran out of memory; empty: nothing does
 
 
-class Look(NamedTuple):
+@dataclass(frozen=True)
+class Look:
     """A rank at this moment."""
 
     pid: int | None = None  # None: starting, or gone, or on a node that has not reported yet

@@ -10,8 +10,9 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import zmq
 
@@ -143,7 +144,8 @@ def _check_free(path: Path, address: str) -> None:
             raise InvalidInputError(address, f"cannot listen: {IN_USE}")
 
 
-class _SocketFile(NamedTuple):
+@dataclass(frozen=True)
+class _SocketFile:
     path: Path
     bound_socket: Callable[[], Any]
     is_own: bool  # in the node's runtime folder, not where somebody asked for it

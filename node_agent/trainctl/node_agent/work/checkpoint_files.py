@@ -4,8 +4,8 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +25,8 @@ ReadPart = Callable[[str, int], Awaitable[bytes]]
 """Reads a part of a file of the checkpoint on the lead, by name and offset."""
 
 
-class Chosen(NamedTuple):
+@dataclass(frozen=True)
+class Chosen:
     """A checkpoint on this machine."""
 
     step: int

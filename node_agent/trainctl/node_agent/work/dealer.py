@@ -8,7 +8,6 @@ at about the same time. A slice of a lost worker is dealt again as it was. The f
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
 
 FIRST_ROWS = 4
 """Rows of a worker's first slice, when its speed is unknown."""
@@ -28,7 +27,8 @@ NEW_WEIGHT = 0.5
 """Weight of the last slice in a worker's speed."""
 
 
-class Slice(NamedTuple):
+@dataclass(frozen=True)
+class Slice:
     """Consecutive rows."""
 
     id: int

@@ -140,7 +140,7 @@ class Journal:
         self._connection.execute(
             "INSERT INTO slices (id, first, count, node) VALUES (?, ?, ?, ?) "
             "ON CONFLICT (id) DO UPDATE SET node = excluded.node",
-            (*one, node),
+            (one.id, one.first, one.rows, node),
         )
 
     def answered(self, one: Slice, node: str, results: Sequence[bytes]) -> None:

@@ -18,9 +18,9 @@ import sqlite3
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 from trainctl.node_agent.conductor.events import Computing
 from trainctl.node_agent.runs.session import Session
@@ -49,7 +49,8 @@ CREATE TABLE IF NOT EXISTS slices (
 """
 
 
-class UnitSizes(NamedTuple):
+@dataclass(frozen=True)
+class UnitSizes:
     """Sizes of each unit, as a rank sends them: little-endian uint32."""
 
     counts: bytes  # values
@@ -57,7 +58,7 @@ class UnitSizes(NamedTuple):
 
     def numbers(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Raises ValueError if they are no two lists of the same length."""
-        counts, tokens = (struct.unpack(f"<{len(raw) // 4}I", raw) for raw in self)
+        counts, tokens = (struct.unpack(f"<{len(raw) // 4}I", raw) for raw in (self.counts, self.tokens))
         if len(counts) != len(tokens):
             raise ValueError(f"{len(counts)} counts for {len(tokens)} units")
         return counts, tokens
@@ -139,7 +140,7 @@ class ReferenceJournal:
             self._connection.close()
             raise
         if sizes is not None:
-            self._connection.execute("INSERT INTO sizes VALUES (?, ?)", sizes)
+            self._connection.execute("INSERT INTO sizes VALUES (?, ?)", (sizes.counts, sizes.tokens))
         row = self._connection.execute("SELECT counts, tokens FROM sizes").fetchone()
         self.sizes = UnitSizes(*row) if row is not None else UnitSizes(b"", b"")
 
@@ -152,7 +153,7 @@ class ReferenceJournal:
         self._connection.execute(
             "INSERT INTO slices (id, first, units, rank) VALUES (?, ?, ?, ?) "
             "ON CONFLICT (id) DO UPDATE SET rank = excluded.rank",
-            (*one, rank),
+            (one.id, one.first, one.rows, rank),
         )
 
     def answered(self, one: Slice, rank: int, offset: int, values: Sequence[bytes]) -> None:
