@@ -110,10 +110,8 @@ def test_it_stands_on_edits_that_wait_and_on_the_plan_that_was_asked_for() -> No
     assert stale.field == "if_plan" and stale.refused.startswith("the plan has changed")
 
 
-def test_what_is_not_about_a_plan_has_no_dry_run() -> None:
+def test_arguments_that_no_run_takes_are_refused() -> None:
     simulation = started().until_step(2)
-    with pytest.raises(InvalidInputError, match="promote has no dry run"):
-        asked(simulation, "promote", {}, "b")
     with pytest.raises(InvalidInputError):
         asked(simulation, "resize-batch", {"micro": "many"})
     assert msgspec.structs.asdict(asked(simulation, "stop", {}))["refused"] == ""

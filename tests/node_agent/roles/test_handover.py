@@ -12,7 +12,7 @@ from tests.cluster.run_files import FOREVER, NODES, RING, on
 from tests.cluster.waits import promote, wait_for_end, wait_for_step
 from tests.waiting import until
 
-from trainctl.protocol.messages import EventsRequest, RunsRequest, SnapshotRequest
+from trainctl.protocol.messages import DryRun, DryRunRequest, EventsRequest, RunsRequest, SnapshotRequest
 from trainctl.protocol.record.reader import RecordReader
 
 
@@ -29,25 +29,37 @@ def silent(cluster: BlockingCluster, node: str) -> set[str]:
         return {peer.node for peer in client.ask(SnapshotRequest, 0).peers if peer.state == "silent"}
 
 
+def foreseen(cluster: BlockingCluster, node: str, through: str) -> DryRun:
+    with cluster.client(through) as client:
+        return client.ask(DryRunRequest, "promote", node=node)
+
+
 def test_who_has_no_copy_of_a_run_or_conducts_it_is_not_promoted(cluster, run_config):
     for through in ("alpha", "beta"):
-        reply = promote(cluster, "beta", through)
+        said, reply = foreseen(cluster, "beta", through), promote(cluster, "beta", through)
         assert (reply.state, reply.field) == ("rejected", "node") and "no rank in an active run" in reply.reason
-    reply = promote(cluster, "nowhere", "alpha")
+        assert (said.field, said.refused) == (reply.field, reply.reason)
+    said, reply = foreseen(cluster, "nowhere", "alpha"), promote(cluster, "nowhere", "alpha")
     assert (reply.state, reply.field) == ("rejected", "node") and "no node 'nowhere'" in reply.reason
+    assert (said.field, said.refused) == (reply.field, reply.reason)
     with cluster.client("alpha") as client:
         reply = client.send("promote", {})
         assert (reply.state, reply.field, reply.reason) == ("rejected", "node", "promote needs a node: add --node NAME")
     started(cluster, "alpha", run_config(run__steps=FOREVER, nodes=on("alpha")))
     assert promote(cluster, "alpha", through="beta").field == "node"
+    assert foreseen(cluster, "alpha", through="beta").refused.startswith("alpha already leads")
+    with cluster.client("alpha") as client:
+        said = client.ask(DryRunRequest, "start-run", args={"resume": "any"})
+        assert said.refused.endswith("is active (one run at a time)")
 
 
 def test_the_lead_goes_from_node_to_node_without_the_loss_of_a_rank(cluster, run_config):
     run = started(cluster, "alpha", run_config(run__steps=FOREVER, nodes=on(*NODES), group=RING))
     term = cluster.view("alpha").generation.term
     for micro, (node, before) in enumerate((("gamma", "alpha"), ("alpha", "gamma")), 1):
-        reply = promote(cluster, node, through=before)
+        said, reply = foreseen(cluster, node, "beta"), promote(cluster, node, through=before)
         assert (reply.state, reply.before) == ("applied", f"{before} leads"), reply
+        assert (said.refused, said.before, said.after) == ("", reply.before, reply.after)
         view = until(lambda node=node: (v := cluster.view(node)).lead == node and v.state == "running" and v, 30)
         assert view.generation.term > term
         term = view.generation.term

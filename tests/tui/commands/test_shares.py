@@ -38,7 +38,6 @@ EXAMPLES = {
 @pytest.mark.parametrize(
     ("verb", "says"),
     [
-        ("start-run", "sft-1b is running; only one run at a time"),
         ("checkpoint", "writes step 18,240 or the next one; the last one: 300.0 MB, loop paused 14 ms"),
         ("profile", "records the next 2 steps on mbp, forge after one that warms up; these steps are slower; "
          "curve unchanged"),

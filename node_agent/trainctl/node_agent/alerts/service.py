@@ -329,33 +329,43 @@ class AlertService:
 
     def obey(self, command: Command, args: verbs.Acknowledge | verbs.Mute) -> CommandEnded:
         """Carry out a command about alerts. Raises InvalidInputError naming the argument at fault."""
-        if command.run is not None and command.run != self._run[0]:
-            active = f"the active run is {self._run[0]}" if self._run[0] else "no run is active"
-            raise InvalidInputError("run", f"{command.run!r} is not active; {active}")
-        after = self._acknowledge(command, args) if isinstance(args, verbs.Acknowledge) else self._mute(command, args)
+        made = self.foresee(command, args)
+        if isinstance(args, verbs.Acknowledge):
+            self._acknowledge(args.id, command.by or "unknown")
+        else:
+            self._mute(command, args)
         self._keep()
         self._show()
         step = self._session.conductor.progress.step if self._session is not None else None
-        return CommandEnded(command.id, "applied", step, made=CommandApplied(command.node or "", after))
+        return CommandEnded(command.id, "applied", step, made=made)
 
-    def _acknowledge(self, command: Command, args: verbs.Acknowledge) -> str:
-        by = command.by or "unknown"
-        is_of_guest = any(guest.acknowledge(args.id, by) for guest in self._guests.values())
-        if not is_of_guest and self._evaluator.acknowledge(args.id, by) is None:
-            known = ", ".join(alert.id for alert in self._shown.alerts) or "none"
-            raise InvalidInputError("id", f"no open alert {args.id!r}; the open alerts are {known}")
-        return args.id
-
-    def _mute(self, command: Command, args: verbs.Mute) -> str:
+    def foresee(self, command: Command, args: verbs.Acknowledge | verbs.Mute) -> CommandApplied:
+        """Return what a command about alerts would do. Raises InvalidInputError naming the argument at fault."""
+        if command.run is not None and command.run != self._run[0]:
+            active = f"the active run is {self._run[0]}" if self._run[0] else "no run is active"
+            raise InvalidInputError("run", f"{command.run!r} is not active; {active}")
+        if isinstance(args, verbs.Acknowledge):
+            known = [alert.id for alert in self._shown.alerts]
+            if args.id not in known:
+                there = f"the open alerts are {', '.join(known) or 'none'}"
+                raise InvalidInputError("id", f"no open alert {args.id!r}; {there}")
+            return CommandApplied(command.node or "", args.id)
         nodes = {view.node for view in self._session.view.ranks} if self._session is not None else {self._node}
         if command.node is not None and command.node not in nodes:
             raise InvalidInputError("node", f"no node {command.node!r} in this run; the nodes are {', '.join(nodes)}")
+        after = f"{args.kind} for {args.minutes:g} min" if args.minutes else f"{args.kind} unmuted"
+        return CommandApplied(command.node or "", after)
+
+    def _acknowledge(self, id: str, by: str) -> None:
+        if not any(guest.acknowledge(id, by) for guest in self._guests.values()):
+            self._evaluator.acknowledge(id, by)
+
+    def _mute(self, command: Command, args: verbs.Mute) -> None:
         others = [mute for mute in self._mutes if (mute.kind, mute.node) != (args.kind, command.node)]
         if args.minutes:
             until_at = time.time() + 60 * args.minutes
             others.append(MuteView(args.kind, command.node, until_at, command.by or "unknown"))
         self._mutes = tuple(others)
-        return f"{args.kind} for {args.minutes:g} min" if args.minutes else f"{args.kind} unmuted"
 
 
 def _of_machine(open_alerts: Sequence[AlertView]) -> Evaluator:

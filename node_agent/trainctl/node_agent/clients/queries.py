@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, assert_never
 
 import msgspec
 
@@ -22,6 +22,9 @@ from trainctl.protocol.analysis.diagnosis.diagnose import diagnose
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import config_of, facts_of_record
 from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
+from trainctl.protocol.messages import verbs
+from trainctl.protocol.messages.event_prose import result
+from trainctl.protocol.messages.events import AnyEvent
 from trainctl.protocol.messages.requests import Request
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
@@ -189,6 +192,9 @@ async def _policies(request: messages.PoliciesRequest, source: QueryContext) -> 
 
 
 async def _dry_run(request: messages.DryRunRequest, source: QueryContext) -> messages.DryRun:
+    args = verbs.check(request.verb, request.args, request.node)
+    if isinstance(args, verbs.AgentArgs):
+        return await _agent_dry_run(request, args, source)
     directory = run_paths(request.run, source).directory
     live, led = source.live_run(directory), source.led(directory)
     if live is None:
@@ -199,6 +205,32 @@ async def _dry_run(request: messages.DryRunRequest, source: QueryContext) -> mes
     if led is None:
         return await _ask_lead(view, request, source)
     return dry_run(led.conductor, request, time.monotonic())
+
+
+async def _agent_dry_run(
+    request: messages.DryRunRequest, args: verbs.AgentArgs, source: QueryContext
+) -> messages.DryRun:
+    """Return what a command to an agent itself would do, as the agent knows that would carry it out."""
+    node = request.node
+    if verbs.VERBS[request.verb].to_node and node not in (None, source.node) and source.address_of(node) is not None:
+        return await source.ask(node, request)
+    command = messages.Command(rid=request.rid, id="", verb=request.verb, args=request.args, run=request.run, node=node)
+    said = messages.DryRun(rid=request.rid, run=request.run or "", verb=request.verb)
+    made: AnyEvent | None = None
+    try:
+        match args:
+            case verbs.StartRun():
+                source.lead.check_start(command)
+            case verbs.Promote():
+                made = source.lead.transfer.foresee(command)
+            case verbs.Acknowledge() | verbs.Mute():
+                made = source.alerts.foresee(command, args)
+            case _ as missing:
+                assert_never(missing)
+    except InvalidInputError as error:
+        return msgspec.structs.replace(said, refused=error.problem, field=error.where)
+    before, after = result(made) if made is not None else (None, None)
+    return msgspec.structs.replace(said, before=before, after=after)
 
 
 async def _diagnosis(request: messages.DiagnosisRequest, source: QueryContext) -> messages.DiagnosisReply:

@@ -15,7 +15,6 @@ from trainctl.node_agent.planning.plans import rate
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.policies import POLICIES
-from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import (
     DryRun,
     DryRunRequest,
@@ -183,11 +182,9 @@ def _why(conductor: Conductor, rank: int, state: RankState, away: str) -> str:
 
 
 def dry_run(conductor: Conductor, request: DryRunRequest, now: float) -> DryRun:
-    """Return what a command would do at `now` (seconds of the conductor's clock). Raises InvalidInputError for
-    arguments that no run takes."""
+    """Return what a command about the plan would do at `now` (seconds of the conductor's clock). Raises
+    InvalidInputError for arguments that no run takes."""
     args = verbs.check(request.verb, request.args, request.node)
-    if isinstance(args, verbs.AgentArgs):
-        raise InvalidInputError("verb", f"{request.verb} has no dry run: it isn't about the plan of a run")
     trial = copy.deepcopy(conductor)
     trial.shared.now = now
     facts, modes = trial.pipeline.facts(), {name: trial.proposals.mode(name) for name in POLICIES}

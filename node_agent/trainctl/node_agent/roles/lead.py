@@ -106,17 +106,10 @@ class Lead:
 
     async def start_run(self, command: messages.Command, args: verbs.StartRun) -> str:
         """Start a new run, or an old one again. Raises InvalidInputError or RefusedError; leaves nothing then."""
-        if command.node not in (None, self._context.node):
-            raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
         ending = self.session
         if ending is not None and ending.conductor.final is not None:  # over but for its trainers' exit
             await self.role.wait_while(lambda: self.session is ending, ENDING_SECONDS)
-        if self.session is not None:
-            why = "is active" if self.session.conductor.final is None else "is still ending; try again in a moment"
-            raise InvalidInputError("run", f"{self.session.run} {why} (one run at a time)")
-        if self.role.is_starting:
-            raise InvalidInputError("run", "another run is starting; try again in a moment")
-        self._adoption.check_free()
+        self.check_start(command)
         self.role.check_no_work()
         self.role.start(args.resume)
         waited = self.role.waiting
@@ -131,6 +124,17 @@ class Lead:
             self._db.set_run_state(waited.run, "failed", self._recovery.reason)
             await self.journal.fail_open("another run was started instead", waited.run)
         return run
+
+    def check_start(self, command: messages.Command) -> None:
+        """Raises InvalidInputError unless this agent is free to start a run."""
+        if command.node not in (None, self._context.node):
+            raise InvalidInputError("node", f"no node {command.node!r} in this agent's cluster")
+        if self.session is not None:
+            why = "is active" if self.session.conductor.final is None else "is still ending; try again in a moment"
+            raise InvalidInputError("run", f"{self.session.run} {why} (one run at a time)")
+        if self.role.is_starting:
+            raise InvalidInputError("run", "another run is starting; try again in a moment")
+        self._adoption.check_free()
 
     async def _opening(self, command: messages.Command, args: verbs.StartRun) -> restore.Opening:
         if args.resume is None and args.branch is not None:

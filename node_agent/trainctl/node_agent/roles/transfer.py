@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 from trainctl.node_agent.conductor.events import CommandEnded
+from trainctl.node_agent.planning.durable import next_term
 from trainctl.node_agent.records.agent_db import KnownRun
 from trainctl.node_agent.records.keys import DURABLE_KEY
 from trainctl.node_agent.records.replication import EndedRun
@@ -63,6 +64,14 @@ class Transfer:
         step = await self._take_over(followed, term)
         self._context.db.set_run(command.id, followed.run)
         return CommandEnded(command.id, "applied", step, made=LeadChanged(before, self._context.node, term))
+
+    def foresee(self, command: messages.Command) -> LeadChanged:
+        """Return what `promote` would do as far as this node knows; it asks no node for its consent. Raises
+        InvalidInputError."""
+        followed = self._check(command)
+        above = max(self._context.db.term, followed.generation.term)
+        term = next_term(above, self._context.node, self._peers.links)
+        return LeadChanged(followed.known.lead, self._context.node, term)
 
     def succeed(self) -> None:
         """Begin to lead the run that is followed here, whose lead leaves; called again and again until that has

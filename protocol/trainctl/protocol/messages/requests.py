@@ -175,7 +175,8 @@ class PoliciesRequest(Request[Policies], tag="policies-request", frozen=True, fo
 
 
 class DryRunRequest(Request[DryRun], tag="dry-run-request", frozen=True, forbid_unknown_fields=True):
-    """Requests what a command would do to an active run, or why it would be refused. It isn't sent."""
+    """Requests what a command would do to an active run, or why it would be refused. It isn't sent. Of `promote` its
+    node says what it knows, without asking others for their consent; of `start-run` whether the agent is free."""
 
     verb: Name
     run: str | None = None

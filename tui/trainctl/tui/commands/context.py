@@ -144,7 +144,7 @@ def send(app: AppContext, order: Order, follower: ProgressView) -> None:
 
 def foresee(app: AppContext, order: Order, show: Callable[[Piece], None]) -> None:
     """Have the run's lead say what a command would do, or why it would refuse it; `show` is given that. Nothing is
-    shown if no lead answers, or the command isn't about the plan of a run."""
+    shown if no lead answers, or the command is about an alert, which another agent may have raised."""
 
     def say(found: DryRun | None) -> None:
         if found is not None and (found.refused or verbs.VERBS[order.verb].scope == "edit"):
@@ -154,10 +154,10 @@ def foresee(app: AppContext, order: Order, show: Callable[[Piece], None]) -> Non
 
 
 def ask_lead(app: AppContext, order: Order, take: Callable[[DryRun | None], None]) -> None:
-    """Have the run's lead say what a command about its plan would do; `take` is given that, None if no lead answers."""
-    run = app.shown.run
-    is_about_plan = verbs.VERBS[order.verb].scope != "agent"
-    if run is not None and run.kind == "hosted" and app.shown.active and is_about_plan:
+    """Have the run's lead say what a command would do; `take` is given that, None if no lead answers."""
+    run, verb = app.shown.run, verbs.VERBS[order.verb]
+    is_of_lead = verb.scope != "agent" or verb.to_node  # the lead asks the node's own agent
+    if run is not None and run.kind == "hosted" and app.shown.active and is_of_lead:
         asked = partial(_ask_lead, app, dataclasses.replace(order, run=run.run), take)
         app.run_worker(asked, group="forecast", exclusive=True)
 

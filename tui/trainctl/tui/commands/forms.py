@@ -182,4 +182,4 @@ def _refusal(order: Order, state: ViewState) -> str:
         return clean(why)
     if described.acts_on == "active run" and not state.active:
         return f"the run has {'failed' if run.state == 'failed' else 'ended'}"
-    return described.refused(Proposal(order, state, run))
+    return ""

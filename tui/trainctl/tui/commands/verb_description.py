@@ -9,7 +9,6 @@ from trainctl.tui.commands.command import Order
 from trainctl.tui.state import series
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.formatting import seconds
-from trainctl.tui.text.styled_line import clean
 
 ActsOn = Literal["active run", "any run", "alerts", "new run"]
 """The least that a verb needs: a run that is active; one that may have ended; nothing, as alerts are about machines
@@ -68,8 +67,6 @@ class VerbDescription:
     no_nodes: str = ""  # why the dialog can send nothing when its first field has no node to choose
     blocked: Callable[[ViewState], str] = lambda state: ""
     """The reason why an active run gives the dialog nothing to do."""
-    refused: Callable[[Proposal], str] = lambda proposal: ""
-    """The reason why the agent will refuse a command that isn't about the plan of a run: its lead says the others."""
     preview: Callable[[Proposal], str] | None = None
     """One line on what a command would do to the run, until its lead has said it; None: the verb's summary says it."""
     changes_nothing: Callable[[Order, RunView], bool] = lambda order, run: False
@@ -93,12 +90,6 @@ def node_field(views: Sequence[RankView], rank: int | None) -> FormField:
     """Return a choice among the nodes of these ranks; that of the selected rank comes first."""
     chosen = next((view.node for view in views if view.rank == rank), views[0].node if views else "")
     return FormField("node", "node", chosen, tuple(dict.fromkeys(view.node for view in views)))
-
-
-def no_node(proposal: Proposal) -> str:
-    """Return the message about a node that isn't in the run, with those that are."""
-    known = ", ".join(dict.fromkeys(clean(view.node) for view in proposal.run.ranks))
-    return f"no node {proposal.order.node!r} in this run; the nodes are {known}"
 
 
 # ---------------------------------------------------------------- phrases

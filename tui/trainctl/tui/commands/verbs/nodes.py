@@ -8,7 +8,6 @@ from trainctl.tui.commands.verb_description import (
     NoInverse,
     Proposal,
     VerbDescription,
-    no_node,
     node_field,
 )
 from trainctl.tui.state.run_events import node_of
@@ -70,13 +69,6 @@ def _promote_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]
     return node_field(others, rank), FormField("old_lead_is_off", "old lead is off", "false", ("false", "true"))
 
 
-def _promote_refused(proposal: Proposal) -> str:
-    node, run = proposal.order.node, proposal.run
-    if all(view.node != node for view in run.ranks):
-        return no_node(proposal)
-    return f"{clean(run.lead)} is already the lead" if node == run.lead else ""
-
-
 def _promote_preview(proposal: Proposal) -> str:
     order = proposal.order
     taken = " even without a majority" if order.args.get("old_lead_is_off") else ""
@@ -99,7 +91,6 @@ PROMOTE = VerbDescription(
     keeps="the curve, ranks and shares (costs one fence)",
     fields=_promote_fields,
     no_nodes="no other node has a rank of the run",
-    refused=_promote_refused,
     preview=_promote_preview,
     undo=_promote_undo,
     ask="do it?",

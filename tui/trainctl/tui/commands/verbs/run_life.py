@@ -73,9 +73,6 @@ START_RUN = VerbDescription(
     keeps="other runs' records",
     acts_on="new run",
     fields=(FormField("resume", "run to resume"),),
-    refused=lambda proposal: (
-        f"{clean(proposal.run.name)} is {proposal.run.state}; only one run at a time" if proposal.state.active else ""
-    ),
     preview=_start_run_preview,
     undo="stop ends the run",
 )
