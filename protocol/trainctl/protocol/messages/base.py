@@ -1,6 +1,6 @@
 """The building blocks of all messages: numbers, names, states, generations, and the base of every message."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -63,3 +63,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=s
     """The base of every message; `v` is the sender's protocol version."""
 
     v: int = PROTOCOL_VERSION
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return the message itself: no message is ever changed."""
+        return self
