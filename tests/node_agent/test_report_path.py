@@ -18,7 +18,7 @@ from tests.waiting import HANG_SECONDS
 import trainctl.node_agent
 from trainctl.protocol import messages as m
 
-MOST_IN, MOST_OUT = 22, 6
+MOST_IN, MOST_OUT = 20, 6
 STEPS = 20
 ROOMS = Path(next(iter(trainctl.node_agent.__path__))).parents[2]
 FROM_SOCKET = ("decode_answer", "Session.feed", "Progress.commit", "RunDb.commit", "RecordWriter.put")

@@ -37,6 +37,7 @@ from trainctl.node_agent.conductor.state import (
     ConductorState,
     Final,
     NobodyLeftError,
+    PlanInFlight,
     Progress,
 )
 from trainctl.node_agent.planning.durable import Durable
@@ -164,7 +165,9 @@ class Conductor:
                 if self.pipeline.in_flight.on_soon(event):
                     self._advance()
             case messages.Report():
-                self._on_report(event)
+                done = self.pipeline.on_report(event)
+                if done is not None and self.stage != "leaving":  # then every command has its outcome
+                    self._conclude(done)
             case messages.Ready():
                 self._on_loaded(event.rank, event, None)
             case messages.Alive():
@@ -284,15 +287,13 @@ class Conductor:
         if self.stage in ("fencing", "offering", "forming", "formed"):
             self.shared.decide(Tell(rank, messages.Fence(run=self.run, generation=self.durable.generation)))
 
-    def _on_report(self, report: messages.Report) -> None:
-        done = self.pipeline.on_report(report)
-        if done is None or self.stage == "leaving":  # then every command has its outcome
-            return
-        if report.kind == "train":
+    def _conclude(self, done: PlanInFlight) -> None:
+        """All ranks have reported a plan."""
+        if done.plan.kind == "train":
             self.restarts.stepped(done.ranks)
             if self.durable.mode == "running" and done.plan.finishes is None:
                 self.proposals.ask(self.pipeline.stepped(done))
-        if report.kind == "probe":
+        if done.plan.kind == "probe":
             self._failures.refuse(side_plans.probe(self.shared, done.plan, done.reports))
         self._call_stop_off(self.pipeline.side_plans.conclude(done.plan, done.reports))
         self._advance()
