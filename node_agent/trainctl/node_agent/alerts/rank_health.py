@@ -12,8 +12,9 @@ from statistics import median
 from typing import Final
 
 from trainctl.node_agent.alerts.conditions import Observation, Said, gigabytes, seconds
+from trainctl.protocol.analysis.diagnosis.pace import waits_for_data
 from trainctl.protocol.analysis.rolling import RollingStatistics
-from trainctl.protocol.config.alert_rules import MIN_DATA_SECONDS, AlertsTable
+from trainctl.protocol.config.alert_rules import AlertsTable
 from trainctl.protocol.messages import CLOCK_LIMITED_BY, ClockLimit, GpuReading, HostReading, Phases, RankStep
 
 WINDOW_STEPS: Final = 200
@@ -101,11 +102,10 @@ class RankHealthWatch:
     def _data(self, part: RankStep, kept: deque[_Step]) -> Observation:
         recent = [*kept][-WINDOW_STEPS // 2 :]
         data, whole = math.fsum(one.phases.data for one in recent), math.fsum(one.seconds for one in recent)
-        percent, each = 100 * data / whole if whole > 0 else 0.0, data / len(recent)
-        most = self._table.data_wait_percent
-        bad = percent > most and each >= MIN_DATA_SECONDS
-        good = percent < DATA_CLEAR_PART * most or each < DATA_CLEAR_PART * MIN_DATA_SECONDS
-        say = partial(_say_data, percent, each, whole / len(recent), len(recent))
+        each, step = data / len(recent), whole / len(recent)
+        bad = waits_for_data(each, step, self._table)
+        good = not waits_for_data(each, step, self._table, DATA_CLEAR_PART)
+        say = partial(_say_data, each, step, len(recent))
         return Observation("data-wait", bad, good, say, part.node, part.rank)
 
     # ------------------------------------------------------------ memory
@@ -150,8 +150,9 @@ def growth(kept: deque[_Step]) -> Growth | None:
     return Growth(per_step, used, cap, kept[-1].step + max(math.ceil((cap - used) / per_step), 0))
 
 
-def _say_data(percent: float, each: float, whole: float, count: int) -> Said:
-    text = f"waits for data: {percent:.0f} % of the step, {seconds(each)} of {seconds(whole)}"
+def _say_data(each: float, step: float, count: int) -> Said:
+    percent = 100 * each / step if step > 0 else 0.0
+    text = f"waits for data: {percent:.0f} % of the step, {seconds(each)} of {seconds(step)}"
     advice = "raise data.prefetch or data.workers; trainctl data bench finds what limits the reading"
     return Said(text, (f"mean of the last {count} steps",), (advice,))
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.batch.step_model import Timing, middle
+from trainctl.protocol.config.alert_rules import MIN_DATA_SECONDS, AlertsTable
 from trainctl.protocol.messages import PHASES, Generation, RankStep
 
 WINDOW_STEPS, WINDOW_SECONDS = 24, 12.0
@@ -55,6 +56,12 @@ def trimmed(values: Sequence[float]) -> float:
     ends = min(math.ceil(LEFT_OUT * len(values)), (len(values) - 1) // 2)
     kept = sorted(values)[ends : len(values) - ends]
     return sum(kept) / len(kept)
+
+
+def waits_for_data(data_seconds: float, step_seconds: float, table: AlertsTable, times: float = 1.0) -> bool:
+    """Return whether waits for data are long, by mean seconds of a step; `times`: factor of the run's thresholds."""
+    is_large_part = data_seconds > times * table.data_wait_percent / 100 * step_seconds
+    return is_large_part and data_seconds >= times * MIN_DATA_SECONDS
 
 
 def by_step(facts: DiagnosisFacts) -> list[Parts]:

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from statistics import median, quantiles
 
-from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared_sync
+from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared_sync, waits_for_data
 from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, cpu_pressure, is_crowded, more_prefetch
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
 from trainctl.protocol.batch.against_profile import sent_bytes
 from trainctl.protocol.batch.split import ShareCost, check_enough, slowest, split
-from trainctl.protocol.config.alert_rules import MIN_DATA_SECONDS
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import BUSY_PHASES, WhatIf
 
@@ -41,10 +40,10 @@ def late_data(s: Situation) -> Iterator[Verdict]:
     if not s.ranks or not whole:
         yield NO_STEPS
         return
-    late = {rank: its.data_mean for rank, its in s.ranks.items() if its.data_mean > s.data_part * whole}
+    late = {rank: its.data_mean for rank, its in s.ranks.items() if waits_for_data(its.data_mean, whole, s.alerts)}
     what_if = s.without(late, "waits for data") if late else None
     most = max(its.data_mean for its in s.ranks.values())
-    if not late or what_if is None or max(late.values()) < MIN_DATA_SECONDS or what_if.part < LEAST_GAIN:
+    if what_if is None or what_if.part < LEAST_GAIN:
         yield Clear(f"data take {percent(most / whole)} of a step at most")
         return
     worst = max(late, key=lambda rank: late[rank])
