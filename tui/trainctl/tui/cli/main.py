@@ -206,21 +206,26 @@ class _Group(TyperGroup):
             raise typer.Exit(BROKEN_PIPE) from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """List the commands by heading, before the options; with --all, what each does."""
-        self._format_headings(ctx, formatter)
-        super().format_options(ctx, formatter)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Print nothing after the options."""
-
-    def _format_headings(self, ctx: Any, formatter: Any) -> None:
+        """List the commands by heading; with --all, also what each does, and the options."""
         if not ctx.meta.get(_ALL):
-            with formatter.section("Commands; `trainctl --help --all` says what each does"):
+            formatter.write_paragraph()
+            with formatter.indentation():
                 formatter.write_dl([(heading, " ".join(names)) for heading, names in HEADINGS.items()])
             return
         for heading, names in HEADINGS.items():
             with formatter.section(heading.capitalize()):
                 formatter.write_dl([(f"{name:<9}", self.commands[name].get_short_help_str(64)) for name in names])
+        super().format_options(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Print nothing after the options."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if ctx.meta.get(_ALL):
+            super().format_epilog(ctx, formatter)
+            return
+        formatter.write_paragraph()
+        formatter.write_text("trainctl --help --all explains commands, options and exit codes.")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_ALL] = "--all" in args
@@ -243,7 +248,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Watch and steer the training of one model. Without a command, it opens the full screen.",
+    help="Watch and steer the training of one model. Without a command: full screen.",
     epilog="Exit codes: 0 applied, 1 an unexpected system error, 2 usage error, 3 rejected or failed, 4 expired or not "
     "applied in time, 5 unreachable or a different version, 6 not authorised, 130 interrupted.",
 )
@@ -265,7 +270,7 @@ def root(
         bool, typer.Option("--verbose", help="With --version: print what a bug report needs, and nothing private.")
     ] = False,
     all_commands: Annotated[
-        bool, typer.Option("--all", help="With --help: list each command with what it does.")
+        bool, typer.Option("--all", help="With --help: explain commands, options and exit codes.")
     ] = False,
 ) -> int:
     if all_commands:
