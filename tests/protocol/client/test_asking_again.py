@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client import client as c
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.cluster import attach_cluster
-from trainctl.protocol.errors import InvalidInputError, NotConnectedError, UnreachableError
+from trainctl.protocol.errors import ClosedError, InvalidInputError, NotConnectedError, UnreachableError
 from trainctl.protocol.messages import Snapshot, SnapshotRequest
 from trainctl.protocol.wire import codec
 
@@ -88,6 +89,42 @@ async def test_a_client_whose_close_is_cancelled_leaves_no_socket_and_no_context
     assert client._context.closed
 
 
+IN_A_NOTEBOOK = """
+from trainctl.protocol.client import BlockingClient
+from trainctl.protocol.messages import SnapshotRequest
+client = BlockingClient({address!r}).connect()
+attached = client.attach(0)
+print(client.ask(SnapshotRequest, 0).node.node, next(item.boot for item in attached if hasattr(item, "boot")))
+client.close()
+"""
+
+
+def test_it_works_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    manager = pytest.importorskip("jupyter_client").KernelManager()
+    said: list[str] = []
+
+    def hear(message: dict[str, Any]) -> None:
+        said.extend(message["content"].get("text", "") or message["content"].get("traceback", ()))
+
+    with scripted(lambda _: [agent.snapshot()]) as agent:
+        manager.start_kernel()
+        kernel = manager.blocking_client()
+        try:
+            kernel.start_channels()
+            kernel.wait_for_ready(timeout=HANG_SECONDS)
+            code = IN_A_NOTEBOOK.format(address=agent.address)
+            reply = kernel.execute_interactive(code, timeout=HANG_SECONDS, output_hook=hear)
+        finally:
+            kernel.stop_channels()
+            manager.shutdown_kernel(now=True)
+            manager.cleanup_resources()
+        snapshot = agent.snapshot()
+        assert reply["content"]["status"] == "ok", said
+        assert "".join(said).split() == [snapshot.node.node, snapshot.boot]
+
+
 async def test_it_works_in_a_thread_whose_event_loop_runs() -> None:
     with scripted(lambda _: [agent.snapshot()]) as agent:
         client = BlockingClient(agent.address).connect()
@@ -95,6 +132,45 @@ async def test_it_works_in_a_thread_whose_event_loop_runs() -> None:
         with contextlib.closing(client.attach(0)) as items:
             assert next(item for item in items if isinstance(item, Snapshot)).boot == client.ask(SnapshotRequest).boot
         client.close()
+
+
+async def test_a_client_that_is_not_connected_says_so_and_can_be_closed_and_connected_again(agent: Agent) -> None:
+    async def closed(client: c.Client) -> None:
+        for use in (lambda: client.ask(SnapshotRequest), lambda: client.send("pause", {})):
+            with pytest.raises(ClosedError, match=r"connect\(\) first"):
+                await use()
+
+    client = c.Client(agent[0])
+    await closed(client)
+    await client.close()
+    assert await client.connect() is client
+    context = client._context
+    assert (await client.connect())._context is context
+    await client.close()
+    await client.close()
+    await closed(client)
+
+
+def test_a_blocking_client_that_is_not_connected_says_so_and_is_connected_once() -> None:
+    before = threading.enumerate()
+    with scripted(lambda _: [agent.snapshot()]) as agent:
+        client = BlockingClient(agent.address)
+        for _ in range(2):
+            for use in (
+                lambda: client.ask(SnapshotRequest),
+                lambda: client.send("pause", {}),
+                lambda: [*client.attach()],
+            ):
+                with pytest.raises(ClosedError, match=r"connect\(\) first"):
+                    use()
+            client.close()
+            client.connect().connect()
+            assert sum(thread.name == "trainctl-client" for thread in threading.enumerate()) == 1
+            attached = client.attach(0)
+            next(attached)
+            client.close()
+            attached.close()
+    assert threading.enumerate() == before
 
 
 def test_nothing_is_left_of_a_client_that_closed_or_could_not_connect() -> None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Attached, Client
+from trainctl.protocol.errors import ClosedError
 from trainctl.protocol.messages import CommandReply, Reply, Request
 from trainctl.protocol.security.keyring import Keyring
 
@@ -43,26 +44,33 @@ class BlockingClient:
     ) -> None:
         """Take the arguments of `Client`."""
         self._client = Client(address, by=by, timeout_seconds=timeout_seconds, keys=keys)
-        self._undo = contextlib.ExitStack()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def connect(self) -> Self:
-        """Open the connection, as `with` does. Raises what `Client.connect` raises."""
-        with contextlib.ExitStack() as undo:
+        """Open the connection, as `with` does, unless it is open. Raises what `Client.connect` raises."""
+        if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            undo.callback(self._loop.close)
-            thread = threading.Thread(target=self._loop.run_forever, name="trainctl-client", daemon=True)
-            thread.start()
-            undo.callback(thread.join)
-            undo.callback(self._loop.call_soon_threadsafe, self._loop.stop)
-            undo.callback(lambda: self._run(self._loop.shutdown_asyncgens()))
-            self._run(self._client.connect())
-            undo.callback(lambda: self._run(self._client.close()))
-            self._undo = undo.pop_all()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="trainctl-client", daemon=True)
+            self._thread.start()
+            try:
+                self._run(self._client.connect())
+            except BaseException:
+                self.close()
+                raise
         return self
 
     def close(self) -> None:
-        """Close the connection and end the thread. Requests without a reply stay without one."""
-        self._undo.close()
+        """Close the connection, if it is open, and end the thread. Requests without a reply stay without one."""
+        if self._loop is None:
+            return
+        try:
+            self._run(self._client.close())
+            self._run(self._loop.shutdown_asyncgens())
+        finally:
+            loop, self._loop = self._loop, None
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()
 
     def __enter__(self) -> Self:
         return self.connect()
@@ -92,6 +100,9 @@ class BlockingClient:
         return self._iterate(self._client.attach(columns, run))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            work.close()
+            raise ClosedError(self._client.address)
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return running.result()
@@ -111,4 +122,5 @@ class BlockingClient:
                 while True:
                     yield self._run(next_item())
         finally:
-            self._run(close())
+            with contextlib.suppress(ClosedError):  # closing the client has ended them
+                self._run(close())

@@ -21,6 +21,7 @@ from trainctl.protocol.client.live_queue import LiveQueue
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.names import user_name
 from trainctl.protocol.errors import (
+    ClosedError,
     ExpiredError,
     InvalidInputError,
     NotAuthorisedError,
@@ -151,10 +152,13 @@ class Client:
         self.keys = keys or current()
         self._shared = context
         self._waiting: dict[str, asyncio.Queue[AgentReply | TrainctlError]] = {}
+        self._is_open = False
 
     async def connect(self) -> Self:
-        """Open the connection, as `async with` does. Raises InvalidInputError for an agent whose key isn't known, and
-        for a lack of own keys."""
+        """Open the connection, as `async with` does, unless it is open. Raises InvalidInputError for an agent whose key
+        isn't known, and for a lack of own keys."""
+        if self._is_open:
+            return self
         if self.address.startswith("tcp:") and addresses.is_near(self.address):
             for agent in (agent for cluster in local_agents.running() for agent in cluster):
                 if agent.address == self.address:
@@ -173,6 +177,7 @@ class Client:
             undo.pop_all()
         self._receiver = asyncio.create_task(self._receive(), name="trainctl-client-receive")
         self._watch.start()
+        self._is_open = True
         return self
 
     async def __aenter__(self) -> Self:
@@ -182,7 +187,11 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection, also if cancelled meanwhile. Requests without a reply stay without one."""
+        """Close the connection, if it is open; also if cancelled meanwhile. Requests without a reply stay without
+        one."""
+        if not self._is_open:
+            return
+        self._is_open = False
         try:
             await end_tasks([self._receiver])
         finally:
@@ -206,7 +215,7 @@ class Client:
         for the id. It may be sent again, as it or its reply may be lost with a line.
 
         Raises RefusedError, NotAuthorisedError, VersionError or ProtocolError for what the agent says, UnreachableError
-        if it says nothing, and InvalidInputError for a request that is too large."""
+        if it says nothing, InvalidInputError for a request that is too large, and ClosedError without a connection."""
         return await self.reply_to(request(uuid.uuid4().hex, *args, **fields))
 
     async def reply_to(self, request: Request[R]) -> R:
@@ -451,6 +460,8 @@ class Client:
             del self._waiting[request.rid]
 
     async def _transmit(self, request: Request[Any]) -> None:
+        if not self._is_open:
+            raise ClosedError(self.address)
         frame = codec.encode(request)
         if len(frame) > codec.CONTROL_FRAME_BYTES:
             limit = f"{codec.CONTROL_FRAME_BYTES:,}"

@@ -119,6 +119,13 @@ class NotConnectedError(UnreachableError):
     """There is no connection to the address at all: no agent runs there, or the network is down."""
 
 
+class ClosedError(TrainctlError):
+    """A client was asked before `connect()`, or after `close()`."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(f"the client of {address} isn't connected: call connect() first, or open it by `with`")
+
+
 class NotAuthorisedError(TrainctlError):
     """The peer's key does not allow what was asked."""
 

@@ -25,6 +25,7 @@ ERROR_CODES: tuple[tuple[type[errors.TrainctlError], str], ...] = (
     (errors.ExpiredError, "expired"),
     (errors.NotConnectedError, "unreachable"),
     (errors.UnreachableError, "unreachable"),
+    (errors.ClosedError, "failed"),
     (errors.NotAuthorisedError, "not-authorised"),
     (errors.VersionError, "version"),
     (errors.ProtocolError, "protocol"),
