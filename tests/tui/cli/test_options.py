@@ -62,6 +62,23 @@ def test_read_only_takes_what_reads(tmp_path: Path) -> None:
     assert "--read-only" not in call("--read-only", "keys", "list", TRAINCTL_KEYS=str(tmp_path)).stderr
 
 
+def test_each_command_takes_the_agents_and_settings_that_are_named_before_it(tmp_path: Path) -> None:
+    group: Any = typer.main.get_command(app)
+    root = group.make_context("trainctl", ["--connect", "tcp://a:1", "--cluster", "c.toml", "--config", "d.toml", "ls"])
+    commands = [
+        command for outer in group.commands.values() for command in (outer, *getattr(outer, "commands", {}).values())
+    ]
+    for command in commands:
+        for option in command.params:
+            if {"--connect", "--cluster", "--config"} & {*option.opts}:
+                own = option.process_value(typer.Context(command, parent=root), None)
+                assert str(own) == str(root.params[option.name]), (command.name, option.name)
+    file = tmp_path / "c.toml"
+    file.write_text('[nodes.mbp]\naddress = "tcp://mbp:7474"\n', "utf-8")
+    assert "mbp" in call("--cluster", file, "cluster", "list").stdout
+    assert_one_line(call("--cluster", file, "cluster", "remove", "mbp"), 2, "mbp is defined in", "c.toml")
+
+
 def test_help_lists_all_commands_by_heading_and_says_more_if_asked() -> None:
     brief, whole = call("--help").stdout, call("--help", "--all").stdout
     assert len([row for row in brief.splitlines() if row]) <= 12

@@ -14,7 +14,7 @@ from trainctl.protocol.client import local_agents
 from trainctl.protocol.config.objectives import ObjectiveName
 from trainctl.protocol.errors import InvalidInputError, NotCachedError
 from trainctl.tui.cli import output, tables
-from trainctl.tui.cli.options import Config, Json, config_of, subcommands
+from trainctl.tui.cli.options import Config, Json, subcommands
 from trainctl.tui.setup import installed
 
 app = subcommands()
@@ -102,11 +102,11 @@ def _ask(question: str, default: str) -> str:
 
 
 @app.command()
-def config(ctx: typer.Context, config: Config = None, json: Json = False) -> int:
+def config(config: Config = None, json: Json = False) -> int:
     """Print the full screen's effective settings in config.toml format, and report errors in the file."""
     from trainctl.tui.app import keymap, launch  # Textual: not for `--help`
 
-    found = launch.configuration(config_of(ctx, config))
+    found = launch.configuration(config)
     code = InvalidInputError.exit_code if found.problems else 0
     if json:
         problems = [{"line": at.line, "column": at.column, "text": at.text} for at in found.problems]

@@ -28,7 +28,6 @@ from trainctl.tui.cli.options import (
     Connect,
     ReadOnly,
     ServerKey,
-    config_of,
     share_server_key,
     where,
 )
@@ -294,8 +293,7 @@ def attach(
     config: Config = None,
 ) -> int:
     """Open the full screen. The run continues after you close it."""
-    only = read_only or bool(ctx.find_root().params.get("read_only"))
-    return _full_screen(where(ctx, connect, cluster), read_only=only, config=config_of(ctx, config))
+    return _full_screen(where(ctx, connect, cluster), read_only=read_only, config=config)
 
 
 def _versions() -> str:

@@ -24,11 +24,17 @@ def _checked_key(key: str | None) -> str | None:
     return addresses.check_public(key)
 
 
+def _or_before(ctx: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
+    """Return what was given before the command, where nothing is given after it."""
+    return value or ctx.find_root().params.get(option.name or "") or value
+
+
 Connect = Annotated[
     str | None,
     typer.Option(
         "--connect",
         metavar="ADDRESS",
+        callback=_or_before,
         show_default=False,
         help="Address of the agent, tcp://host:port or ipc:///path. Default: $TRAINCTL_CONNECT, or the agent on this "
         "machine.",
@@ -39,6 +45,7 @@ ClusterFile = Annotated[
     typer.Option(
         "--cluster",
         metavar="FILE",
+        callback=_or_before,
         show_default=False,
         help="Cluster file whose agents are tried in order. Default: $TRAINCTL_CLUSTER, or the user's cluster.toml.",
     ),
@@ -56,7 +63,10 @@ ServerKey = Annotated[
 Config = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", help="Settings file for the full screen. Default: the user's config.toml."
+        "--config",
+        metavar="FILE",
+        callback=_or_before,
+        help="Settings file for the full screen. Default: the user's config.toml.",
     ),
 ]
 
@@ -89,7 +99,7 @@ def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
 Node = Annotated[str | None, typer.Option("--node", help="The node to act on.", autocompletion=complete_nodes)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON; with --follow, one object per line.")]
-ReadOnly = Annotated[bool, typer.Option("--read-only", help="Watch only: send no commands.")]
+ReadOnly = Annotated[bool, typer.Option("--read-only", callback=_or_before, help="Watch only: send no commands.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for it to be applied.")]
 Set = Annotated[
     list[str] | None,
@@ -106,13 +116,9 @@ def where(ctx: typer.Context, connect: str | None, cluster: Path | None, *, simu
     """Return the agents to ask. The first of these that is set wins: --connect (before or after the command),
     --cluster, $TRAINCTL_CONNECT, the default cluster file, the only agent on this machine. `simulated`: also nodes that
     are only described for `trainctl simulate`."""
-    root = ctx.find_root().params
-    given, file = connect or root.get("connect"), cluster or root.get("cluster")
-    file = Path(file) if file is not None else None  # what was given before the command may still be text
-    if not given and file is None:
-        given = os.environ.get("TRAINCTL_CONNECT")
-    found = None if given else targets.cluster_file(file, simulated=simulated)
-    targets.use_keys(found if file is not None else None, root.get("server_key"))
+    given = connect or (os.environ.get("TRAINCTL_CONNECT") if cluster is None else None)
+    found = None if given else targets.cluster_file(cluster, simulated=simulated)
+    targets.use_keys(found if cluster is not None else None, ctx.find_root().params.get("server_key"))
     if found is not None:
         return targets.Where(found.addresses, found)
     return targets.Where((given,)) if given else targets.on_this_machine()
@@ -131,12 +137,6 @@ def share_server_key(given: Any, command: Any) -> None:
 def _keep_key(ctx: typer.Context, _: Any, key: str | None) -> None:
     if key is not None:
         ctx.find_root().params["server_key"] = _checked_key(key)
-
-
-def config_of(ctx: typer.Context, config: Path | None) -> Path | None:
-    """Return the file given by --config before or after the command."""
-    found = config or ctx.find_root().params.get("config")
-    return Path(found) if found is not None else None  # it may still be text there
 
 
 class WholeSummaries(TyperGroup):

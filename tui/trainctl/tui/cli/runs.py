@@ -186,7 +186,7 @@ def find_or_ask(ctx: typer.Context, run: str, connect: str | None, cluster: Path
         try:
             return find(run)
         except InvalidInputError:
-            if is_path or not (os.environ.get("TRAINCTL_CONNECT") or ctx.find_root().params.get("connect")):
+            if is_path or not os.environ.get("TRAINCTL_CONNECT"):
                 raise
     at = at_agent(ctx, connect, cluster, run)
     rows = agent_call.call(at.address, lambda client: client.ask(RunsRequest), lead=True).runs
@@ -212,7 +212,7 @@ def record_of(ctx: typer.Context, run: str, connect: str | None, cluster: Path |
         at = at_agent(ctx, connect, cluster, run)
         rows = agent_call.call(at.address, lambda client: client.ask(RunsRequest)).runs
     except UnreachableError:
-        if not (connect or cluster or os.environ.get("TRAINCTL_CONNECT") or ctx.find_root().params.get("connect")):
+        if not (connect or cluster or os.environ.get("TRAINCTL_CONNECT")):
             find(run)  # says which folders were searched
         raise
     own = next((directory_of(row) for row in rows if row.run == at.run), None)
