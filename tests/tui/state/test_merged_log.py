@@ -1,6 +1,5 @@
 """The merged tail: order, stray lines, bounds, files that are cut or replaced; and what is searched in it."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,8 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.record.log_format import write
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.state import merged_log as lt
-from trainctl.tui.state.merged_log import count_matches, filtered, parse_query
+from trainctl.tui.state.filter_language import FilterError, parse
+from trainctl.tui.state.table_schemas import LOGS
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.styled_line import plain
 
@@ -115,20 +115,28 @@ def test_colours_and_progress_bars_are_read_as_a_terminal_shows_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "found"),
-    [("JOINED", 6), ("node:m joined", 2), (r"/g1\.[3] joined/", 3), ("[W1", 3), ("a/b", 0), ("/", 0)],
+    ("typed", "found", "marked"),
+    [
+        ("JOINED", 6, ["joined"]), ("node:m joined", 2, ["joined"]), (r"~'g1\.[3] joined'", 3, ["g1.3 joined"]),
+        ("[W1", 3, ["[W1"]), ("a/b", 0, []), ("/", 0, []), ("joined -node:m -text:g1", 0, []),
+        ("joined g1.3 g1", 3, ["joined", "g1.3"]),
+    ],
+)  # fmt: skip
+def test_logs_are_searched_as_tables_are_filtered(typed: str, found: int, marked: list[str]) -> None:
+    view = lv.View(query=parse(typed, LOGS))
+    kept = view.query.kept(merged().entries)
+    assert len(kept) == found
+    for entry in kept:
+        assert {piece.text for piece in lv._marked(entry, view) if piece.role == "mark"} == {*marked}
+
+
+@pytest.mark.parametrize(
+    ("typed", "column", "says"), [("joined ~(", 9, "can't be read"), ("a /l.te/", 3, "~l.te"), ("level:bad", 7, "info")]
 )
-def test_a_query_is_text_or_a_pattern_of_some_nodes(typed: str, found: int) -> None:
-    query = parse_query(typed)
-    kept = filtered(merged().entries, query, only=True)
-    assert count_matches(kept, query) == len(kept) == found
-    assert not query.problem
-
-
-def test_a_pattern_that_is_none_is_named_and_finds_nothing() -> None:
-    query = parse_query("/(/")
-    assert query.problem.startswith("/(/: ") and not filtered(merged().entries, query, only=True)
-    assert isinstance(parse_query("node:").pattern, re.Pattern)  # begun, not yet a node
+def test_a_search_that_is_none_is_named_with_its_column(typed: str, column: int, says: str) -> None:
+    with pytest.raises(FilterError, match=says) as raised:
+        parse(typed, LOGS)
+    assert raised.value.column == column
 
 
 @pytest.mark.parametrize("odd", [1e18, -1e18, float("inf"), float("nan")])

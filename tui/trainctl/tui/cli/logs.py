@@ -14,7 +14,9 @@ from trainctl.protocol.messages import LogPart, LogRequest, SnapshotRequest
 from trainctl.tui.cli import agent_call, output, runs
 from trainctl.tui.cli.options import ClusterFile, Connect, JsonLines, complete_nodes, subcommands
 from trainctl.tui.cli.runs import RunAtAgent
-from trainctl.tui.state.merged_log import PART_BYTES, LogEntry, Query, failed, filtered, from_start, parse_query, take
+from trainctl.tui.state.filter_language import Filter, FilterError, parse
+from trainctl.tui.state.merged_log import PART_BYTES, LogEntry, failed, from_start, take
+from trainctl.tui.state.table_schemas import LOGS
 from trainctl.tui.text.styled_line import clean
 
 if TYPE_CHECKING:
@@ -133,16 +135,23 @@ def show_log(part: LogPart, *, json: bool) -> None:
 # ---------------------------------------------------------------- merged by time
 
 
-def query_of(grep: str | None) -> Query:
-    """Return the line filter for the value of `--grep`. Raises InvalidInputError for an invalid pattern."""
-    query = parse_query(grep or "")
-    if query.problem:
-        raise InvalidInputError("--grep", query.problem)
-    return query
+def query_of(grep: str | None) -> Filter[LogEntry]:
+    """Return the filter of lines for the value of `--grep`. Raises InvalidInputError for an invalid one."""
+    try:
+        return parse(grep or "", LOGS)
+    except FilterError as error:
+        raise InvalidInputError("--grep", str(error)) from None
 
 
 async def show_merged(
-    client: "Client", run: str | None, rank: int | None, last: int | None, query: Query, *, follow: bool, json: bool
+    client: "Client",
+    run: str | None,
+    rank: int | None,
+    last: int | None,
+    query: Filter[LogEntry],
+    *,
+    follow: bool,
+    json: bool,
 ) -> int:
     """Prints the lines of a rank, or of all (None); with `follow` also those to come. JSON is one object, or with
     `follow` one a line. Raises RefusedError where there is no run."""
@@ -156,7 +165,7 @@ async def show_merged(
     await reading.catch_up(only_one=rank is not None)
     if len(reading.tail.entries) >= MOST_LINES:
         output.tell(f"only the newest {MOST_LINES:,} lines are kept; older ones are in the run's logs/ folder")
-    shown = filtered(reading.tail.entries, query, only=True)
+    shown = query.kept(reading.tail.entries)
     shown = shown if last is None else shown[len(shown) - min(last, len(shown)) :]
     if json and not follow:
         output.emit_ok(run=view.run, lines=[line_as_json(entry) for entry in shown], unread=dict(reading.tail.problems))
@@ -168,7 +177,7 @@ async def show_merged(
         output.tell("no matching lines" if reading.tail.entries else "nothing has been written yet")
     while follow:
         await asyncio.sleep(POLL_SECONDS)
-        _print(filtered(await reading.news(), query, only=True), size, json=json)
+        _print(query.kept(await reading.news()), size, json=json)
         reading.tell()
     return 0
 
@@ -261,7 +270,9 @@ def logs(
     grep: Annotated[
         str | None,
         typer.Option(
-            "--grep", metavar="TEXT", help="Print only lines that contain TEXT (any case) or match /PATTERN/."
+            "--grep",
+            metavar="FILTER",
+            help="Print only lines that match a filter as on the screen: a word, 'level:error node:mbp', '~PATTERN'.",
         ),
     ] = None,
     last: Annotated[

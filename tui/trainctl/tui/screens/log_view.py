@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from trainctl.tui.charts.metrics import rank_names
-from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail, Query
+from trainctl.tui.state.filter_language import Filter, parse
+from trainctl.tui.state.merged_log import LogEntry, LogKey, LogTail
+from trainctl.tui.state.table_schemas import LOGS
 from trainctl.tui.state.view_state import Clock, ViewState
 from trainctl.tui.text.formatting import NA, moment
 from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, filled, fit, line, shorten, split, width
@@ -29,7 +31,8 @@ class View:
     """The place in the logs: `top` is the first line shown, None while the end is followed; `at` the match that was
     jumped to; `shift` the cells of the text left out at its start."""
 
-    query: Query = Query()  # noqa: RUF009  frozen itself
+    query: Filter[LogEntry] = parse("", LOGS)  # noqa: RUF009  frozen itself
+    problem: str = ""  # of what is typed; the search before it stays
     only: bool = False  # lines without a match are left out
     top: LogKey | None = None
     at: LogKey | None = None
@@ -80,8 +83,7 @@ def held(view: View, entries: Sequence[LogEntry], rows: int) -> View:
 def jumped(view: View, entries: Sequence[LogEntry], rows: int, *, back: bool) -> View:
     """Return the view at the next match, or the one before, round the ends; from the last line on screen where there
     was none."""
-    pattern = view.query.pattern
-    if pattern is None or not entries:
+    if not view.query.text or not entries:
         return view
     if view.at is not None:
         start = bisect.bisect_left(entries, view.at, key=lambda entry: entry.key)
@@ -89,7 +91,7 @@ def jumped(view: View, entries: Sequence[LogEntry], rows: int, *, back: bool) ->
         start = min(first_shown(view, entries, rows) + rows, len(entries)) if back else -1
     count = len(entries)
     places = ((start - step if back else start + step) % count for step in range(1, count + 1))
-    place = next((place for place in places if pattern.search(entries[place].text)), None)
+    place = next((place for place in places if view.query.keeps(entries[place])), None)
     return view if place is None else _showing(replace(view, at=entries[place].key), entries, rows, place)
 
 
@@ -149,14 +151,13 @@ def _why_empty(tail: LogTail, names: Mapping[int, Named]) -> str:
 
 def _marked(entry: LogEntry, view: View) -> Line:
     text, role = clean(entry.text), _TEXT_ROLES.get(entry.level, "dim" if entry.stray else "text")
-    if view.query.pattern is None:
-        return (Piece(text, role),)
     parts, at = [], 0
     found_role = "cursor" if entry.key == view.at else "mark"
-    for found in view.query.pattern.finditer(text):
-        if found.end() > found.start():
-            parts += [Piece(text[at : found.start()], role), Piece(found.group(), found_role)]
-            at = found.end()
+    spans = [found.span() for pattern in view.query.sought for found in pattern.finditer(text)]
+    for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if at <= start < end:
+            parts += [Piece(text[at:start], role), Piece(text[start:end], found_role)]
+            at = end
     return line(*parts, Piece(text[at:], role))
 
 
@@ -168,9 +169,8 @@ def title(tail: LogTail, view: View, entries: Sequence[LogEntry], found: int, na
     if tail.left_out:
         words.append("older ones left out")
     words.append("live" if view.top is None else "paused")
-    query = clean(view.query.text.strip())
-    if query:
-        words.append(f"{query!r}" + (f" in {found:,}" if view.query.pattern is not None else ""))
+    if view.query.text:
+        words.append(f"{clean(view.query.text)!r} in {found:,}")
     return ", ".join(words)
 
 

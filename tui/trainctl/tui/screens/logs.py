@@ -14,7 +14,9 @@ from textual.worker import Worker
 from trainctl.tui.screens import log_view
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.screens.log_view import Named, View, held, jumped, names_of, problems, scrolled
-from trainctl.tui.state.merged_log import LogEntry, Query, count_matches, filtered, parse_query
+from trainctl.tui.state.filter_language import FilterError, parse
+from trainctl.tui.state.merged_log import LogEntry
+from trainctl.tui.state.table_schemas import LOGS
 from trainctl.tui.text.styled_line import Line, rule, shorten
 from trainctl.tui.widgets.fields import InputField
 
@@ -30,7 +32,7 @@ class LogScreen(BaseScreen):
             "search",
             "search",
             key_display="/",
-            tooltip="search the logs: text, /pattern/, node:NAME",
+            tooltip="search the logs, as tables are filtered",
             priority=True,
         ),
         Binding("n", "jump(False)", "next", tooltip="next match"),
@@ -53,7 +55,9 @@ class LogScreen(BaseScreen):
         self._reading: tuple[str, Mapping[int, str]] | None = None
 
     def between(self) -> Iterable[Widget]:
-        yield InputField(id="filter", placeholder="text, /pattern/ or node:NAME", compact=True)
+        yield InputField(
+            id="filter", placeholder=f"a word, ~pattern or field:value; fields: {LOGS.names}", compact=True
+        )
 
     def on_mount(self) -> None:
         self.query_one("#filter").display = False
@@ -94,8 +98,8 @@ class LogScreen(BaseScreen):
         key = (tail.entries, self.view.query, self.view.only, tuple(names))
         if not self._kept[0] or key[0] is not self._kept[0][0] or key[1:] != self._kept[0][1:]:
             mine = [entry for entry in tail.entries if entry.rank in names]
-            kept = filtered(mine, self.view.query, only=self.view.only)
-            self._kept = (key, kept, count_matches(kept, self.view.query))
+            kept = self.view.query.kept(mine)
+            self._kept = (key, kept if self.view.only else mine, len(kept))
         return self._kept[1]
 
     def log_lines(self, columns: int, rows: int) -> list[Line]:
@@ -104,7 +108,7 @@ class LogScreen(BaseScreen):
         tail, entries = owner.logs.tail, self.entries()
         self._rows = max(rows - 1, 1)
         title = f"─ {log_view.title(tail, self.view, entries, self._kept[2], names)} "
-        wrong = self.view.query.problem or problems(tail, names)
+        wrong = self.view.problem or problems(tail, names)
         labels = [(0, title, "title")]
         if wrong:
             text = f" {shorten(wrong, max(columns - len(title) - 6, 12))} "
@@ -120,11 +124,11 @@ class LogScreen(BaseScreen):
         """Return what is typed is text; without a search there is nothing to jump to."""
         if isinstance(self.focused, Input):
             return action not in ("search", "jump", "matches", "hold")
-        return action not in ("jump", "matches") or self.view.query.pattern is not None
+        return action not in ("jump", "matches") or bool(self.view.query.text)
 
     @property
     def own_keys(self) -> frozenset[str]:
-        return frozenset({"note"}) if self.view.query.pattern is not None else frozenset()
+        return frozenset({"note"}) if bool(self.view.query.text) else frozenset()
 
     def action_search(self) -> None:
         box = self.query_one("#filter", Input)
@@ -134,7 +138,10 @@ class LogScreen(BaseScreen):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if event.input.id == "filter":
-            self.view = replace(self.view, query=parse_query(event.value), at=None)
+            try:
+                self.view = replace(self.view, query=parse(event.value, LOGS), problem="", at=None)
+            except FilterError as error:
+                self.view = replace(self.view, problem=str(error))
             self.action_jump(True)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -150,7 +157,7 @@ class LogScreen(BaseScreen):
         box = self.query_one("#filter", Input)
         box.value, box.display = "", False
         self.set_focus(None)
-        self.view = replace(self.view, query=Query(), only=False, at=None, shift=0)
+        self.view = View(top=self.view.top)
         self.paint()
 
     def action_jump(self, back: bool) -> None:

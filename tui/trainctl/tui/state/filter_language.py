@@ -6,6 +6,7 @@ may have signs in them: `user:reward>1` compares `user:reward` where there is su
 comparison but `field:n/a`. docs/filters.md describes it for users.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -86,6 +87,11 @@ class Filter(Generic[R]):
     def keeps(self, row: R) -> bool:
         return _holds(self.term, row, self.table)
 
+    @property
+    def sought(self) -> list[re.Pattern[str]]:
+        """Return the words and patterns that rows are searched for, but for what is excluded."""
+        return [re.compile(source, re.IGNORECASE) for source in _sources(self.term)]
+
     def kept(self, rows: Sequence[R]) -> list[R]:
         return list(rows) if self.term == And() else [row for row in rows if self.keeps(row)]
 
@@ -93,6 +99,20 @@ class Filter(Generic[R]):
 def parse(text: str, table: Table[R]) -> Filter[R]:
     """Raise FilterError naming the column and what would be right there."""
     return Filter(text.strip(), _Parser(text, table).whole(), table)
+
+
+def _sources(term: Term) -> list[str]:
+    match term:
+        case Word(text):
+            return [re.escape(text)]
+        case Pattern(source) | Compare("text", "~", source):
+            return [source]
+        case Compare("text", ":" | "=", text):
+            return [re.escape(text)]
+        case And(terms) | Or(terms):
+            return [source for inner in terms for source in _sources(inner)]
+        case _:
+            return []
 
 
 def _holds(term: Term, row: R, table: Table[R]) -> bool:
@@ -191,6 +211,8 @@ class _Parser(Generic[R]):
         if not operator:
             if self._left and self._text[self._at] == "!":
                 raise self._wrong("write ! only before =, as in state!=run; use not to exclude a term")
+            if len(name) > 2 and name[0] == name[-1] == "/":
+                raise FilterError(start + 1, f"write the pattern as ~{name[1:-1]}, or the text as {name!r}")
             return Word(name)
         if self._table.find(name) is None:
             said = f"{name!r} is not a field here" if name else f"a field is missing before {operator}"

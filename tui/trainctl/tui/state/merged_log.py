@@ -7,7 +7,7 @@ first that has one, or with when they were read.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -152,45 +152,3 @@ def _merged(entries: tuple[LogEntry, ...], made: list[LogEntry]) -> tuple[LogEnt
     if not entries or entries[-1].key < made[0].key:
         return (*entries, *made)
     return tuple(sorted((*entries, *made), key=lambda entry: entry.key))
-
-
-@dataclass(frozen=True)
-class Query:
-    """A query: text in any case, or /a regular expression/; `node:NAME` keeps the logs of that node."""
-
-    text: str = ""
-    nodes: tuple[str, ...] = ()
-    pattern: re.Pattern[str] | None = None
-    problem: str = ""
-
-
-def parse_query(text: str) -> Query:
-    """Parse a typed query; an invalid regular expression is named, and matches nothing."""
-    words = text.split(" ")
-    nodes = tuple(word[5:] for word in words if word.startswith("node:") and len(word) > 5)
-    wanted = " ".join(word for word in words if not word.startswith("node:") or len(word) == 5).strip()
-    if not wanted:
-        return Query(text, nodes)
-    is_pattern = len(wanted) > 2 and wanted.startswith("/") and wanted.endswith("/")
-    try:
-        return Query(text, nodes, re.compile(wanted[1:-1] if is_pattern else re.escape(wanted), re.IGNORECASE))
-    except re.error as error:
-        return Query(text, nodes, re.compile(r"(?!)"), f"{wanted}: {error}")
-
-
-def filtered(entries: Sequence[LogEntry], query: Query, *, only: bool) -> Sequence[LogEntry]:
-    """Return the lines that are shown: of the nodes asked for, and with `only` those with a match."""
-    if not query.nodes and (query.pattern is None or not only):
-        return entries
-    pattern = query.pattern if only else None
-    return [
-        entry
-        for entry in entries
-        if (not query.nodes or any(entry.node.startswith(node) for node in query.nodes))
-        and (pattern is None or pattern.search(entry.text))
-    ]
-
-
-def count_matches(entries: Sequence[LogEntry], query: Query) -> int:
-    """Return how many lines have a match."""
-    return sum(1 for entry in entries if query.pattern.search(entry.text)) if query.pattern is not None else 0

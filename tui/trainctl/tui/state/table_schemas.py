@@ -1,4 +1,4 @@
-"""The three tables that `/` filters and `o` sorts: the fields of the fleet, of events and of runs."""
+"""The tables that `/` searches: the fields of the fleet, of events and of runs, which `o` sorts, and of logs."""
 
 import functools
 from collections.abc import Callable
@@ -21,7 +21,9 @@ from trainctl.protocol.messages import (
     is_by_name,
     metric_of,
 )
+from trainctl.protocol.record import log_format
 from trainctl.tui.state import run_events
+from trainctl.tui.state.merged_log import LogEntry
 from trainctl.tui.state.rank_rows import Row
 from trainctl.tui.state.table_fields import FilterField, Kinds, Table
 
@@ -235,4 +237,20 @@ RUNS: Table[RunRow] = Table(
         FilterField("parent", "run that it branched off", lambda row: row.run.branch.run if row.run.branch else None),
     ),
     lambda row: " ".join((row.run.name, row.run.run, row.run.state, row.run.lead, *row.run.nodes)),
+)
+
+LOGS: Table[LogEntry] = Table(
+    "logs",
+    (
+        FilterField("text", "text of the line", lambda line: line.text),
+        FilterField("node", "node that wrote it", lambda line: line.node),
+        FilterField("rank", "rank that wrote it", lambda line: line.rank, COUNT),
+        FilterField(
+            "level",
+            "severity; of a line without one, as its text sounds",
+            lambda line: (line.level.lower(),) if line.level else None,
+            states=tuple(map(str.lower, log_format.LEVELS)),
+        ),
+    ),
+    lambda line: line.text,
 )
