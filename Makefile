@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?=
 NODEJS := examples/nodejs/node_modules/.trainctl-lock.json
 
-.PHONY: demo watch-demo test test-all soak hardware check format bench lowest debian bare clean
+.PHONY: demo watch-demo test test-all newest-textual soak hardware check format bench lowest debian bare clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
@@ -24,6 +24,17 @@ test: $(VENV)/.ready-dev
 # All that judges a change. These tests mostly wait for real processes, so four workers are worth it on two cores.
 test-all: $(VENV)/.ready-dev $(NODEJS)
 	$(BIN)/python -m pytest --tier all -n $(or $(WORKERS),4) $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory newest-textual
+
+# The screens' tests with the newest Textual on the index, where that is newer than the tested one.
+NEWEST := build/newest-textual
+newest-textual: $(VENV)/.ready-dev
+	@rm -rf $(NEWEST)
+	@if ! $(BIN)/python -m pip --no-input --retries 0 install --quiet --upgrade --target $(NEWEST) textual 2> /dev/null; then \
+	  echo "make: no package index: the screens are not tested with the newest Textual" >&2; \
+	elif [ -d $(NEWEST)/textual-$(shell sed -n 's/^textual==//p' constraints.txt).dist-info ]; then \
+	  echo "make: the tested Textual is the newest" >&2; \
+	else PYTHONPATH=$(NEWEST) $(BIN)/python -m pytest -n $(or $(WORKERS),auto) tests/tui/screens tests/tui/dialogs; fi
 
 # What takes hours: kills, floods, families of models, comparisons with other libraries, images, resumes and walks, one
 # after another, with what they measure. PYTEST_ARGS takes paths of some.

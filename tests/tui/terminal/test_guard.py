@@ -21,6 +21,7 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 
 from trainctl.tui.app.app import TrainctlApp
+from trainctl.tui.cli import doctor
 from trainctl.tui.dialogs.command_dialog import CommandDialog
 from trainctl.tui.terminal import guard, partial_update
 from trainctl.tui.widgets.command_bar import CommandBar
@@ -58,7 +59,7 @@ def test_an_unknown_textual_drives_a_terminal() -> None:
     with Terminal([sys.executable, "-c", program], 80, 24) as terminal:
         terminal.until(lambda screen: "connecting" in screen.text, DEADLINE_SECONDS)
         terminal.press("?")
-        terminal.until(lambda screen: " keys " in screen.text, DEADLINE_SECONDS)
+        terminal.until(lambda screen: "Textual 99.0.0 is not fully" in screen.text, DEADLINE_SECONDS)
         terminal.press("\x1b")
         terminal.until(lambda screen: " keys " not in screen.text, DEADLINE_SECONDS)
         terminal.press("q")
@@ -68,6 +69,11 @@ def test_an_unknown_textual_drives_a_terminal() -> None:
 def test_a_private_part_that_is_gone_turns_off_what_needs_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(StylesCache, "get_inner_outer")
     assert [feature for feature in guard.PARTS if not guard.allows(feature)] == ["styles cache"]
+    (found,) = doctor._of_textual()
+    assert found.text == guard.fallback() and "textual==8." in found.do
+    monkeypatch.undo()
+    guard.allows.cache_clear()
+    assert not doctor._of_textual() and not guard.fallback()
 
 
 def test_each_part_is_looked_for() -> None:

@@ -47,6 +47,13 @@ def findings(scene: ClusterFacts) -> tuple[Finding, ...]:
     return (*found, *of_versions(scene), *of_jaccl(scene), *of_disks(scene), *of_files(scene))
 
 
+def _of_textual() -> list[Finding]:
+    from trainctl.tui.terminal import guard  # Textual: not for `--help`
+
+    said, tried = guard.fallback(), f"pip install 'textual=={guard.TRIED[-1]}*'"
+    return [Finding("warn", HERE, "version", said, f"for those, {tried}")] if said else []
+
+
 def line(finding: Finding) -> str:
     """Return a finding as it is printed after its level."""
     where = f"{finding.node}: " if finding.node else ""
@@ -70,7 +77,7 @@ def doctor(
     token caches, with a temporary file of up to 32 MiB. It changes nothing. Exits with 3 if any check fails, else 0.
     """
 
-    found = findings(asyncio.run(_scene(where(ctx, connect, cluster), file)))
+    found = (*findings(asyncio.run(_scene(where(ctx, connect, cluster), file))), *_of_textual())
     counts = Counter(finding.level for finding in found)
     code = RefusedError.exit_code if counts["fail"] else 0
     if json:

@@ -8,6 +8,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 
 from trainctl.tui.dialogs.popup import CLOSES, Popup
+from trainctl.tui.terminal import guard
 from trainctl.tui.text.run_lines import FIGURES, WORDS
 from trainctl.tui.text.styled_line import Line, Piece, cell_len, fit, folded, labelled, line, wrap
 
@@ -53,7 +54,8 @@ class HelpScreen(Popup[None]):
 
     def text(self) -> list[Line]:
         columns = min(_TEXT_CELLS, self.app.size.width - _AROUND_CELLS)
-        lines = key_rows(self._keys, columns)
+        lines = [line(Piece(row, "warning")) for row in wrap(guard.fallback(), columns) if row]
+        lines += key_rows(self._keys, columns)
         words = "trainctl send VERB ... --connect " if "://" in self._address else "trainctl replay "
         lines += [(), *(row for meaning in _LEGEND for row in folded(meaning, columns, 2)), ()]
         return lines + labelled(_SHELL, words + self._address, columns)

@@ -34,6 +34,12 @@ def allows(feature: Feature) -> bool:
     return version().startswith(TRIED) and all(_has(name, parts) for name, parts in PARTS[feature].items())
 
 
+def fallback() -> str:
+    """Return a line about a Textual whose private parts are not all used; empty where they are."""
+    said = f"Textual {version()} is not fully supported: screens are drawn slower"
+    return said if not all(map(allows, PARTS)) else ""
+
+
 def version() -> str:
     """Return the version of Textual by its metadata folder's name: importing importlib.metadata takes 0.03 s."""
     folders = [*Path(textual.__file__).parents[1].glob("textual-*.dist-info")]
