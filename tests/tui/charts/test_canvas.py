@@ -134,7 +134,7 @@ def test_ticks_are_inside_and_distinct(low: float, size: float, rows: int) -> No
 
 def test_a_first_step_of_twenty_seconds_leaves_the_others_their_room_and_says_its_number() -> None:
     values = window({1: 20.25, **{step: 1.0 + 0.2 * math.sin(step) for step in range(2, 100)}})
-    clipped = text(Plot("step", (Trace(values, "studio", "series0"),), 1, 120, most_times=4.0), 60, 10)
+    clipped = text(Plot("step", (Trace(values, "studio", "series0"),), 1, 120, max_times=4.0), 60, 10)
     assert "20.2" in clipped[0]
     assert any(ord(char) > 0x2800 for char in clipped[0]), "it reaches the top"
     drawn = [row for row in clipped[:-1] if any(ord(char) > 0x2800 for char in row[12:])]
@@ -143,4 +143,4 @@ def test_a_first_step_of_twenty_seconds_leaves_the_others_their_room_and_says_it
     assert "20.2" not in flat[0]
     calm = window(dict.fromkeys(range(1, 100), 1.0))
     panel = Plot("step", (Trace(calm, "studio", "series0"),), 1, 120)
-    assert text(dataclasses.replace(panel, most_times=4.0), 60, 10) == text(panel, 60, 10)
+    assert text(dataclasses.replace(panel, max_times=4.0), 60, 10) == text(panel, 60, 10)

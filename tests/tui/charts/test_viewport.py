@@ -64,7 +64,7 @@ def test_no_keys_lead_outside_the_run_or_to_nothing(newest: int, actions: list[s
     for action in actions:
         view = act(view, action, extent)
         low, high = vw.shown(view, extent)
-        assert high - low + 1 >= min(vw.LEAST_STEPS, last - first + 1) - 1e-6
+        assert high - low + 1 >= min(vw.MIN_STEPS, last - first + 1) - 1e-6
         assert low >= first - 1e-6
         assert view.crosshair is None or view.crosshair >= 1
         assert 0 <= view.focus < len(view.charts)

@@ -12,7 +12,7 @@ from trainctl.protocol.messages import Series
 from trainctl.tui.text.formatting import NA, duration, moment
 
 Floats = NDArray[np.float64]
-_LEAST_DECADES = 0.02
+_MIN_DECADES = 0.02
 _MANTISSAS = ((1,), (1, 3), (1, 2, 5))
 
 
@@ -29,12 +29,12 @@ class Scale:
         positive = np.where(values > 0, values, np.nan)
         return np.asarray(np.log10(positive), np.float64)
 
-    def range_of(self, low: float, high: float, least_span: float) -> tuple[float, float]:
+    def range_of(self, low: float, high: float, min_span: float) -> tuple[float, float]:
         """Return the heights to draw for values from `low` to `high`, with a little air."""
         if not self.log:
-            return widened(low, high, least_span)
+            return widened(low, high, min_span)
         bottom, top = math.log10(low), math.log10(high)
-        air = max(0.04 * (top - bottom), (_LEAST_DECADES - (top - bottom)) / 2)
+        air = max(0.04 * (top - bottom), (_MIN_DECADES - (top - bottom)) / 2)
         return bottom - air, top + air
 
     def ticks(self, bottom: float, top: float, rows: int) -> dict[float, str]:
@@ -66,11 +66,11 @@ def _decimal(value: float) -> str:
     return f"{digit}e{int(exponent)}"
 
 
-def widened(low: float, high: float, least_span: float = 0.02) -> tuple[float, float]:
-    """Return a range with a little air, at least `least_span` of its values' size tall; around all zeros it is 1
+def widened(low: float, high: float, min_span: float = 0.02) -> tuple[float, float]:
+    """Return a range with a little air, at least `min_span` of its values' size tall; around all zeros it is 1
     tall."""
     size = high - low
-    floor = least_span * max(abs(low), abs(high))
+    floor = min_span * max(abs(low), abs(high))
     if size < floor or size == 0:
         middle, half = (low + high) / 2, floor / 2 or 0.5
         return _snapped(middle - half, middle + half)

@@ -18,7 +18,7 @@ Key = tuple[str, int | None]
 MAX_COLUMNS: Final = 2000
 """The protocol's limit to the buckets of a request."""
 _MAX_METRICS: Final = 16
-_MOST_NUMBERS: Final = 80_000
+_MAX_NUMBERS: Final = 80_000
 """Numbers of a reply; the protocol's frames end at 1 MB, and a number takes nine bytes."""
 _CAPACITY: Final = 8192
 _TAIL_STEPS: Final = 1024
@@ -68,7 +68,7 @@ def parts(ask: Ask, ranks: int) -> list[tuple[str, ...]]:
     numbers = 0
     for metric in ask.metrics:
         size = 5 * ask.columns * (max(ranks, 1) if per_rank(metric) else 1)
-        if made[-1] and (len(made[-1]) == _MAX_METRICS or numbers + size > _MOST_NUMBERS):
+        if made[-1] and (len(made[-1]) == _MAX_METRICS or numbers + size > _MAX_NUMBERS):
             made.append([])
             numbers = 0
         made[-1].append(metric)

@@ -10,7 +10,7 @@ from trainctl.tui.charts.plot import Block, Margins, Plot, draw_panel, draw_plot
 from trainctl.tui.charts.viewport import ChartView, Extent
 from trainctl.tui.text.styled_line import Line, Piece, fit, groups, rule
 
-LEAST_CHART_ROWS = 8
+MIN_CHART_ROWS = 8
 """Rows of a chart with its rule and its x axis; below that fewer charts are drawn."""
 READOUT_ROWS = 3
 
@@ -44,7 +44,7 @@ def window_of_charts(view: ChartView, rows: int) -> range:
     """Return which of the charts are drawn in `rows` rows: as many as fit, the one in focus always among them."""
     if view.alone:
         return range(view.focus, view.focus + 1)
-    count = max(min(len(view.charts), rows // LEAST_CHART_ROWS), 1)
+    count = max(min(len(view.charts), rows // MIN_CHART_ROWS), 1)
     start = min(max(view.focus - count + 1, 0), len(view.charts) - count)
     return range(start, start + count)
 

@@ -19,9 +19,9 @@ class Style:
 
     words: Callable[[float | None], str] = loss
     factor: float = 1.0
-    least_span: float = 0.02
+    min_span: float = 0.02
     points: bool = False
-    most_times: float = float("inf")  # the median, above which values run out at the top
+    max_times: float = float("inf")  # the median, above which values run out at the top
     sparse: bool = False  # it comes by time, so that not every step has a value
 
 
@@ -30,18 +30,18 @@ def _percent(value: float | None) -> str:
 
 
 _STYLES: Final[dict[MetricStyle, Style]] = {
-    "number": Style(least_span=0.2),
+    "number": Style(min_span=0.2),
     "loss": Style(),
     "scientific": Style(scientific),
-    "seconds": Style(seconds, least_span=0.2),
-    "rate": Style(rate, least_span=0.2),
+    "seconds": Style(seconds, min_span=0.2),
+    "rate": Style(rate, min_span=0.2),
     "bytes": Style(lambda value: figure(value, "{:.2f} GB"), 1e-9, 0.05),
     "megabytes": Style(lambda value: figure(value, "{:,.1f} MB"), 1e-6, 0.2),
     "megabytes_per_second": Style(lambda value: figure(value, "{:,.1f} MB/s"), 1e-6, 0.2),
     "ratio": Style(_percent, 100.0, 5.0),
-    "percent": Style(_percent, least_span=5.0),
-    "watts": Style(lambda value: figure(value, "{:.0f} W"), least_span=5.0),
-    "celsius": Style(lambda value: figure(value, "{:.0f}°C"), least_span=5.0),
+    "percent": Style(_percent, min_span=5.0),
+    "watts": Style(lambda value: figure(value, "{:.0f} W"), min_span=5.0),
+    "celsius": Style(lambda value: figure(value, "{:.0f}°C"), min_span=5.0),
     "megahertz": Style(lambda value: figure(value, "{:.2f} GHz"), 1e-3, 0.05),
 }
 _POINTS: Final = frozenset({"eval_loss", "perplexity", "drift"}) | EVALUATED
@@ -63,8 +63,8 @@ def style_of(name: str) -> Style:
     """Return how a metric is drawn, also one that is only known by its name."""
     metric = metric_of(name)
     style = _STYLES[metric.style]
-    most_times = 4.0 if name in _SPIKED else style.most_times
-    return replace(style, points=name in _POINTS, most_times=most_times, sparse=metric.scope == "host")
+    max_times = 4.0 if name in _SPIKED else style.max_times
+    return replace(style, points=name in _POINTS, max_times=max_times, sparse=metric.scope == "host")
 
 
 def names(own: Iterable[str] = ()) -> list[str]:

@@ -14,8 +14,8 @@ from trainctl.tui.charts.traces import Shape, Trace, shape
 from trainctl.tui.state.run_events import Change
 from trainctl.tui.text.styled_line import Line, Piece, fit, from_cells
 
-LEAST_COLUMNS = 24
-_LEAST_PANEL_COLUMNS = 12
+MIN_COLUMNS = 24
+_MIN_PANEL_COLUMNS = 12
 _LETTER_CELLS = 12
 
 
@@ -23,7 +23,7 @@ _LETTER_CELLS = 12
 class Plot:
     """A chart: traces over the steps `first` to `last` of `axis`.
 
-    `crosshair` is a step. Values above `most_times` their median run out at the top, the highest with its number.
+    `crosshair` is a step. Values above `max_times` their median run out at the top, the highest with its number.
     """
 
     title: str
@@ -39,8 +39,8 @@ class Plot:
     with_axis: bool = True  # a row for x, which the lowest of several above each other has for all
     zone: datetime.tzinfo | None = None
     empty_text: str = "no step yet"
-    least_span: float = 0.02
-    most_times: float = math.inf
+    min_span: float = 0.02
+    max_times: float = math.inf
 
     @property
     def edges(self) -> tuple[float, float]:
@@ -84,13 +84,13 @@ def _prepared(plot: Plot, rows: int, *, clip: bool) -> Prepared:
     return Prepared(shapes, span, plot.scale.ticks(*span, rows) if span is not None else {}, rows)
 
 
-def plot_margins(plot: Plot, made: Prepared, columns: int, least_columns: int = LEAST_COLUMNS) -> Margins:
+def plot_margins(plot: Plot, made: Prepared, columns: int, min_columns: int = MIN_COLUMNS) -> Margins:
     """Return the cells it needs beside its dots; charts above each other take the widest of each. Names that leave less
-    than `least_columns` for the dots aren't shown."""
+    than `min_columns` for the dots aren't shown."""
     left = max((len(words) for words in made.labels.values()), default=4) + 1
     names = [len(_name(trace, plot)) for trace in plot.traces]
     right = max((size + 1 for size in names if size), default=0)
-    return Margins(left, right if columns - left - right >= least_columns else 0)
+    return Margins(left, right if columns - left - right >= min_columns else 0)
 
 
 def _span(plot: Plot, shapes: Sequence[Shape]) -> tuple[float, float] | None:
@@ -99,9 +99,9 @@ def _span(plot: Plot, shapes: Sequence[Shape]) -> tuple[float, float] | None:
     if not len(heights):
         return None
     values = 10.0**heights if plot.scale.log else heights
-    if math.isfinite(plot.most_times) and not plot.scale.log:
-        values = values[values <= max(plot.most_times * float(np.median(values)), float(values.min()))]
-    return plot.scale.range_of(float(values.min()), float(values.max()), plot.least_span)
+    if math.isfinite(plot.max_times) and not plot.scale.log:
+        values = values[values <= max(plot.max_times * float(np.median(values)), float(values.min()))]
+    return plot.scale.range_of(float(values.min()), float(values.max()), plot.min_span)
 
 
 Block = tuple[list[Line], list[tuple[int, str, str]], int]
@@ -135,7 +135,7 @@ def draw_panel(plot: Plot, columns: int, rows: int) -> Block:
     """Return a small chart among other things: its x axis says the first, the middle and the last step, and points and
     names stand at each line's last value."""
     made = _prepared(plot, rows - 1 if rows >= 6 else rows, clip=False)
-    room = plot_margins(plot, made, columns, _LEAST_PANEL_COLUMNS)
+    room = plot_margins(plot, made, columns, _MIN_PANEL_COLUMNS)
     title = [_title(plot)]
     canvas = _canvas(plot, made, room, columns)
     if canvas is None:

@@ -134,8 +134,8 @@ def plots_of(view: ChartView, sources: Sources, place: Extent, wanted: Collectio
                 zone=sources.zone,
                 empty_text="no values in view",
                 with_axis=index == max(wanted),
-                least_span=max((style.least_span for style in styles), default=0.02),
-                most_times=max((style.most_times for style in styles), default=float("inf")),
+                min_span=max((style.min_span for style in styles), default=0.02),
+                max_times=max((style.max_times for style in styles), default=float("inf")),
             )
         )
     return plots

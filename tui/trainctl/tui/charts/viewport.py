@@ -10,8 +10,8 @@ from typing import Final
 from trainctl.tui.charts.axis import KINDS, Axis, Kind
 
 ALL_RANKS: Final = -1
-MOST_CHARTS: Final = 8
-LEAST_STEPS: Final = 8.0
+MAX_CHARTS: Final = 8
+MIN_STEPS: Final = 8.0
 """No view is narrower."""
 SMOOTHINGS: Final = (0.0, 0.01, 0.04, 0.16)
 """Half-lives of the smoothed line, as parts of the steps in view; 0 is none."""
@@ -125,7 +125,7 @@ def zoomed(view: ChartView, factor: float, extent: Extent, at: float | None = No
     the middle. Zooming in and out again by the same returns, as long as neither met a limit."""
     first, last = shown(view, extent)
     size = last + 1 - first
-    if factor < 1 and size * factor < LEAST_STEPS:
+    if factor < 1 and size * factor < MIN_STEPS:
         return view
     at = view.crosshair if at is None else at
     if at is None or not first <= at <= last + 1:
@@ -135,7 +135,7 @@ def zoomed(view: ChartView, factor: float, extent: Extent, at: float | None = No
     x = extent.axis.to_x
     middle, low, high = float(x(at)), float(x(first)), float(x(last + 1))
     edges = [float(extent.axis.to_step(middle + (edge - middle) * factor)) for edge in (low, high)]
-    if factor < 1 and edges[1] - edges[0] < LEAST_STEPS / 2:  # in time, on a pause
+    if factor < 1 and edges[1] - edges[0] < MIN_STEPS / 2:  # in time, on a pause
         return view
     return _over(view, edges[0], edges[1], extent)
 
@@ -162,7 +162,7 @@ def panned(view: ChartView, part: float, extent: Extent) -> ChartView:
     x = extent.axis.to_x
     by = part * float(x(last + 1) - x(first))
     start, end = (float(extent.axis.to_step(float(x(edge)) + by)) for edge in (first, last + 1))
-    if end - start < LEAST_STEPS / 2:  # in time, onto a pause: over it
+    if end - start < MIN_STEPS / 2:  # in time, onto a pause: over it
         start, end = first + part * (last + 1 - first), last + 1 + part * (last + 1 - first)
     if part > 0 and end > extent.newest + 1:
         return replace(view, span=last + 1 - first, last=None)
@@ -205,7 +205,7 @@ def with_chart(view: ChartView, chart: Chart) -> ChartView:
 
 
 def _added(view: ChartView) -> ChartView:
-    if len(view.charts) >= MOST_CHARTS:
+    if len(view.charts) >= MAX_CHARTS:
         return view
     place = view.focus + 1
     return replace(view, charts=(*view.charts[:place], Chart(()), *view.charts[place:]), focus=place)

@@ -17,7 +17,7 @@ from trainctl.tui.text.run_lines import LAST_LOSS
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, key_words, line, shorten
 from trainctl.tui.widgets.fields import InputField
 
-MOST_RUNS = 4
+MAX_RUNS = 4
 _NAME_CELLS = 20
 
 
@@ -90,7 +90,7 @@ def toggled(view: ChartView, what: Pick | str) -> ChartView:
     if isinstance(what, str):
         if what in view.runs:
             return replace(view, runs=tuple(run for run in view.runs if run != what))
-        return replace(view, runs=(*view.runs, what)[-MOST_RUNS:])
+        return replace(view, runs=(*view.runs, what)[-MAX_RUNS:])
     chart = view.chart
     picks = tuple(pick for pick in chart.picks if pick != what) if what in chart.picks else (*chart.picks, what)
     return with_chart(view, Chart(picks, chart.log, chart.smoothing))
@@ -121,7 +121,7 @@ def _row(choice: PickerEntry, index: int, here: bool, view: ChartView, columns: 
     return fit((Piece(shorten(body, columns).ljust(columns), role, press),), columns)
 
 
-_MOST_ROWS = 24
+_MAX_ROWS = 24
 _FRAME_ROWS = 6
 
 
@@ -164,7 +164,7 @@ class ChartPicker(Dialog[None]):
         self.query_one("#narrow").focus()
 
     def text(self) -> list[Line]:
-        rows = max(min(len(self.picker.choices), _MOST_ROWS, self.size.height - _FRAME_ROWS), 1)
+        rows = max(min(len(self.picker.choices), _MAX_ROWS, self.size.height - _FRAME_ROWS), 1)
         hints = (("enter", "or click shows or hides it"), ("up down", "choose"), ("esc", "done"))
         keys = [key_words(key, words) for key, words in hints]
         listed = picker_lines(self.picker, self._view, self.cells, rows)

@@ -122,7 +122,7 @@ LETTERS: Final = {
 COLORS: Final = 9
 """Classes c0 to c8 that lines have in turn."""
 _LABELS_APART, _CELL, _ROW = 17.0, 7.0, 14.0
-_MOST_TEXTS, _MOST_CHARACTERS = 6, 160
+_MAX_TEXTS, _MAX_CHARACTERS = 6, 160
 """The most texts of marks that share a label."""
 
 
@@ -302,7 +302,7 @@ def _label(group: Sequence[ChartMark]) -> str:
 
 
 def _texts(group: Sequence[ChartMark]) -> str:
-    said = [clean(mark.text) for mark in group[:_MOST_TEXTS]]
-    cut = [text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…" for text in said]
-    more = [f"and {len(group) - _MOST_TEXTS:,} more"] if len(group) > _MOST_TEXTS else []
+    said = [clean(mark.text) for mark in group[:_MAX_TEXTS]]
+    cut = [text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…" for text in said]
+    more = [f"and {len(group) - _MAX_TEXTS:,} more"] if len(group) > _MAX_TEXTS else []
     return html.escape("\n".join([*cut, *more]))

@@ -67,7 +67,7 @@ class CalibrationScreen(ChosenRankScreen):
 
 EARLIER: Final = 3
 """Earlier profiles drawn behind the newest."""
-LEAST_CHART_ROWS: Final = 8
+MIN_CHART_ROWS: Final = 8
 """Rows of a chart, its rule and its x axis included."""
 
 
@@ -79,7 +79,7 @@ def profile_lines(
     title = [(0, "─ calibration ", "title"), (14, f" {node} ", role)]
     title.append((16 + len(node), f"{when} ", "label"))
     below = [*_facts(newest), *_slower(profiles)]
-    charts = max(LEAST_CHART_ROWS, min(rows - 1 - len(below), rows * 2 // 3))
+    charts = max(MIN_CHART_ROWS, min(rows - 1 - len(below), rows * 2 // 3))
     lines = [rule(columns, *title)]
     lines += beside(_charts(profiles, columns, charts - 1, role), columns, charts - 1)
     lines += [fit(one, columns) for one in below]
@@ -113,7 +113,7 @@ def _plot(title: str, profiles: Sequence[DeviceProfile], value: Callable[[Pass],
         tuple(traces),
         1,
         max(last, 2),
-        least_span=0.2,
+        min_span=0.2,
         empty_text="n/a",
         crosshair=peak(shown[0].passes).micro,
     )

@@ -16,7 +16,7 @@ from trainctl.tui.charts.layout import Drawn, Place
 from trainctl.tui.charts.metrics import DEFAULT_CHARTS, charts_of, title
 from trainctl.tui.charts.plots import RunData, Sources, plots_of, renamed
 from trainctl.tui.charts.viewport import ACTIONS, ChartView, Extent, Pick, focused, panned, pointed, step_at, zoomed
-from trainctl.tui.dialogs.chart_picker import MOST_RUNS, ChartPicker, Picker, choices_of, toggled
+from trainctl.tui.dialogs.chart_picker import MAX_RUNS, ChartPicker, Picker, choices_of, toggled
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state.series import Window
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, line
@@ -121,7 +121,7 @@ class ChartsScreen(BaseScreen):
         chosen, self.owner.compare_runs = self.owner.compare_runs, ()
         if chosen:
             others = tuple(run for run in chosen if run != self._run)
-            self.view = replace(self.view, runs=others[-MOST_RUNS:])
+            self.view = replace(self.view, runs=others[-MAX_RUNS:])
 
     def _draw(self, columns: int, rows: int) -> None:
         """Draw again only when something that it shows has changed."""

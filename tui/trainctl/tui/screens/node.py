@@ -31,7 +31,7 @@ from trainctl.tui.widgets.theme import rank_role
 
 _TABLE_CELLS, _MEMORY_CELLS = 40, 44
 _TWO_CHARTS, _THREE_CHARTS = 76, 116
-_LEAST_CHART_CELLS = 28
+_MIN_CHART_CELLS = 28
 """Beside means and memory."""
 RECENT_CHART_STEPS = 240
 """Steps the charts span."""
@@ -104,7 +104,7 @@ def _phases(
     sizes = [_TABLE_CELLS] + ([min(_MEMORY_CELLS, columns - _TABLE_CELLS - 1)] if columns >= _TWO_CHARTS else [])
     room = columns - sum(sizes) - len(sizes)
     first: list[Block] = []
-    if room < _LEAST_CHART_CELLS and len(sizes) > 1:
+    if room < _MIN_CHART_CELLS and len(sizes) > 1:
         room = 0
     elif with_chart:
         first = [draw_panel(busy_panel(state, row), room, rows)]
@@ -139,13 +139,13 @@ def busy_panel(state: ViewState, row: Row) -> Plot:
             letter="b" if state.lettered else "",
         ),
     )
-    return Plot("busy and step seconds", tracks, *_span(state), marks=of_run(state), least_span=0.2, most_times=4.0)
+    return Plot("busy and step seconds", tracks, *_span(state), marks=of_run(state), min_span=0.2, max_times=4.0)
 
 
 def rate_panel(state: ViewState, row: Row) -> Plot:
     """Return the rank's rate alone."""
     track = Trace(state.lately("own_tokens_per_second", row.view.rank), "", rank_role(row.place))
-    return Plot("own tok/s", (track,), *_span(state), marks=of_run(state), least_span=0.2)
+    return Plot("own tok/s", (track,), *_span(state), marks=of_run(state), min_span=0.2)
 
 
 def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPhases]) -> Plot:
@@ -157,7 +157,7 @@ def memory_panel(state: ViewState, row: Row, found: Sequence[step_phases.StepPha
     window = series.Window(1, steps, values, values, values, ones, values, none)
     track = Trace(window, "", rank_role(row.place))
     return Plot(
-        "trainer's peak memory, GB", (track,), *_span(state), marks=of_run(state), empty_text="n/a", least_span=0.2
+        "trainer's peak memory, GB", (track,), *_span(state), marks=of_run(state), empty_text="n/a", min_span=0.2
     )
 
 

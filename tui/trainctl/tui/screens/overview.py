@@ -26,7 +26,7 @@ from trainctl.tui.text.formatting import seconds
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, line, rule, shorten
 from trainctl.tui.widgets.theme import rank_role, run_role
 
-MOST_LINES = 6
+MAX_LINES = 6
 """Lines of ranks in one chart by node."""
 _TWO_CHARTS, _THREE_CHARTS = 72, 150
 _EVENTS_PART = 0.34
@@ -151,7 +151,7 @@ def busy_panel(state: ViewState, selected: int | None = None) -> Plot:
     """Return data, forward and backward of each rank, as means of as many steps as a bucket has, which tell who is
     slow, and the group's step, which is the same for all; the first ones of a run, which warm up, don't set the
     scale."""
-    plot = _by_rank(state, "busy_seconds", "busy seconds by node", selected, most_times=4.0)
+    plot = _by_rank(state, "busy_seconds", "busy seconds by node", selected, max_times=4.0)
     if state.run is None or len(state.run.ranks) < 2:
         return plot
     return replace(plot, traces=(Trace(series.means(state.window("step_seconds")), "step", "dim"), *plot.traces))
@@ -162,19 +162,19 @@ def rate_panel(state: ViewState, selected: int | None = None) -> Plot:
     return _by_rank(state, "own_tokens_per_second", "own tok/s by node", selected)
 
 
-def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, most_times: float = math.inf) -> Plot:
+def _by_rank(state: ViewState, metric: str, title: str, selected: int | None, max_times: float = math.inf) -> Plot:
     """Return a line for each rank; of more than can be told apart, their span and mean, and the lines of the one that
     the others wait for and of the selected one."""
     views = sorted(state.run.ranks, key=lambda view: view.rank) if state.run else []
     lines_of: set[int | None] = {view.rank for view in views}
     together: tuple[Trace, ...] = ()
-    if len(views) > MOST_LINES:
+    if len(views) > MAX_LINES:
         all_of_them = series.combined([state.window(metric, view.rank) for view in views])
         together = (Trace(all_of_them, "mean", "label", band="band"),)
         slow = state.run.straggler if state.run else None
         lines_of = {selected, slow.rank if slow is not None else None}
     tracks = tuple(_track(state, metric, views, index) for index, view in enumerate(views) if view.rank in lines_of)
-    return Plot(title, (*together, *tracks), *_range(state), marks=of_run(state), least_span=0.2, most_times=most_times)
+    return Plot(title, (*together, *tracks), *_range(state), marks=of_run(state), min_span=0.2, max_times=max_times)
 
 
 def _track(state: ViewState, metric: str, views: Sequence[RankView], index: int) -> Trace:
