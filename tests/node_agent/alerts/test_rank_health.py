@@ -113,7 +113,7 @@ def test_a_lower_clock_is_told_with_its_cost_and_its_reason_instead_of_the_slowe
     steps(70)
     steps(60, 0.742, ("thermal",), mhz=1380.0, celsius=84.0)
     assert world.told == ["raised clock:mbp:1"]
-    assert world.text("clock:mbp:1") == "+142 ms in backward: 84 °C, 1.62→1.38 GHz, limited by heat"
+    assert world.text("clock:mbp:1") == "+0.14 s in backward: 84 °C, 1.62→1.38 GHz, limited by heat"
     steps(40)
     assert world.told == ["raised clock:mbp:1", "cleared clock:mbp:1"]
 

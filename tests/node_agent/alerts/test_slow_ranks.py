@@ -48,7 +48,7 @@ def test_a_slower_rank_is_told_with_the_phase_that_grew_until_it_is_as_fast_as_b
     world.steps(60)
     world.steps(40, 0.9)
     assert world.told == ["raised throughput:mbp:1"]
-    assert world.text("throughput:mbp:1") == "+300 ms in backward, own rate 1,099→826 tok/s (-25 %)"
+    assert world.text("throughput:mbp:1") == "+0.30 s in backward, own rate 1,099→826 tok/s (-25 %)"
     world.steps(40)
     assert world.told[-1] == "cleared throughput:mbp:1"
 
@@ -69,7 +69,7 @@ def test_what_slows_all_ranks_alike_is_told_once_and_of_the_one_that_is_slower_s
     assert other.told == ["raised throughput:mbp:1"]
 
 
-@pytest.mark.parametrize(("share", "grew"), [(4, "500 ms"), (16, "2.00 s")])
+@pytest.mark.parametrize(("share", "grew"), [(4, "0.50 s"), (16, "2.00 s")])
 def test_a_rank_that_slows_just_after_a_rebalance_is_told_by_what_it_was(share: int, grew: str) -> None:
     world = World()
     world.steps(60)
@@ -98,7 +98,7 @@ def test_to_and_fro_between_shares_what_is_compared_with_does_not_fade() -> None
         world.steps(5)
     world.steps(60, 0.9)
     assert world.told == ["raised throughput:mbp:1"]
-    assert world.text("throughput:mbp:1") == "+300 ms in backward, own rate 1,099→826 tok/s (-25 %)"
+    assert world.text("throughput:mbp:1") == "+0.30 s in backward, own rate 1,099→826 tok/s (-25 %)"
 
 
 PASSES = (Pass(1, 0.2), Pass(4, 0.5), Pass(8, 0.9))
@@ -157,7 +157,7 @@ def test_a_link_under_half_of_its_calibrated_bandwidth_is_named_with_its_round_t
     world.ping(0.031)
     world.train(140, sums=2.5)
     assert world.told == ["raised link:mbp"]
-    assert "at 40 % of the calibrated bandwidth: a sum takes 1.01 s, not 402 ms" in world.text("link:mbp")
+    assert "at 40 % of the calibrated bandwidth: a sum takes 1.01 s, not 0.40 s" in world.text("link:mbp")
     assert "mbp: 100 MB/s when calibrated, round trip 2.0 ms then, 31.0 ms now" in world.facts("link:mbp")
     world.train(200)
     assert world.told[-1] == "cleared link:mbp"

@@ -259,7 +259,7 @@ def test_a_copy_elsewhere_is_shown_and_its_end_is_an_event() -> None:
     failed = "a couldn't copy step-2 to nas:runs: rsync exited with 5; the next checkpoint will be copied"
     assert failed in texts(simulation)
     simulation.feed(msgspec.structs.replace(said, state="copied", seconds=2.0))
-    assert "a copied step-2 to nas:runs, took 2 s" in texts(simulation)
+    assert "a copied step-2 to nas:runs, took 2.00 s" in texts(simulation)
     assert simulation.conductor.durable.checkpoints == ()
 
 

@@ -20,6 +20,7 @@ from trainctl.protocol.messages import (
     StepCommitted,
 )
 from trainctl.protocol.messages.diagnosis import Finding, Remedy
+from trainctl.protocol.messages.event_prose import seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +55,6 @@ class Observation:
         said, severity = self.say(), KINDS[self.kind].severity
         remedies = tuple(map(Remedy, said.remedies))
         return Finding(self.kind, said.text, severity, self.node, self.rank, said.facts, remedies=remedies)
-
-
-def seconds(value: float) -> str:
-    """`142 ms`, `3.06 s`."""
-    return f"{1000 * value:.0f} ms" if abs(value) < 1 else f"{value:.2f} s"
 
 
 def gigahertz(mhz: float) -> str:

@@ -11,11 +11,12 @@ from functools import partial
 from statistics import median
 from typing import Final
 
-from trainctl.node_agent.alerts.conditions import Observation, Said, gigabytes, seconds
+from trainctl.node_agent.alerts.conditions import Observation, Said, gigabytes
 from trainctl.protocol.analysis.diagnosis.pace import waits_for_data
 from trainctl.protocol.analysis.rolling import RollingStatistics
 from trainctl.protocol.config.alert_rules import AlertsTable
 from trainctl.protocol.messages import CLOCK_LIMITED_BY, ClockLimit, GpuReading, HostReading, Phases, RankStep
+from trainctl.protocol.messages.event_prose import seconds
 
 WINDOW_STEPS: Final = 200
 """Steps by which a rank is judged; waits for data by the later half."""

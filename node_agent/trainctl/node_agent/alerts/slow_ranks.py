@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median, median_low
 
-from trainctl.node_agent.alerts.conditions import Observation, Said, arrow, gigahertz, limited_by, seconds
+from trainctl.node_agent.alerts.conditions import Observation, Said, arrow, gigahertz, limited_by
 from trainctl.protocol.analysis.rolling import RollingStatistics, SlowdownDetector
 from trainctl.protocol.config.alert_rules import LOADED_PERCENT, AlertsTable
 from trainctl.protocol.messages import BUSY_PHASES, GpuReading, HostReading, RankStep
+from trainctl.protocol.messages.event_prose import seconds
 
 BLOCK_STEPS = 20
 """Steps in the block whose median is compared."""

@@ -9,6 +9,7 @@ import msgspec
 from trainctl.node_agent.planning.compatibility import RankSetup, Resumed
 from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages import BranchPoint, Generation
+from trainctl.protocol.messages.event_prose import rank_label
 from trainctl.protocol.messages.events import AnyEvent
 from trainctl.protocol.record.checkpoints import first_of_each
 
@@ -68,9 +69,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
 
     def label(self, rank: int) -> str:
         """Return what a person calls the rank: its node, and its number too where the node has several."""
-        node = self.ranks[rank].node
-        alone = sum(setting.node == node for setting in self.ranks.values()) == 1
-        return node if alone else f"{node} (rank {rank})"
+        return rank_label(self.ranks[rank].node, rank, (setting.node for setting in self.ranks.values()))
 
     def edited(self, **changes: object) -> "Settings":
         return msgspec.structs.replace(self, plan_version=self.plan_version + 1, **changes)

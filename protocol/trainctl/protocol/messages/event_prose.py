@@ -1,6 +1,6 @@
 """Event texts: the only place that turns an event's data into text, for screens, logs, hooks and exports."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from trainctl.protocol.messages.events import (
@@ -160,13 +160,13 @@ def brief(data: AnyEvent) -> str:
         case ProbePassed():
             who = f"{data.rank} and {data.other} (tolerance {data.tolerance:g}, {data.tokens} tokens)"
             most = f"a token's log-probability differs by at most {data.difference:.2g}"
-            return f"probe passed: {most} between {who}; took {_seconds(data.seconds)}"
-        case Evaluated(loss=loss, seconds=seconds):
-            took = f", took {seconds:.3g} s" if seconds is not None else ""
+            return f"probe passed: {most} between {who}; took {seconds(data.seconds)}"
+        case Evaluated(loss=loss, seconds=took_seconds):
+            took = f", took {took_seconds:.3g} s" if took_seconds is not None else ""
             return f"held-out loss {loss:.4f}{took}"
         case Sampled():
             said = "answered 1 prompt" if data.prompts == 1 else f"answered {data.prompts} prompts"
-            return f"{data.node} {said}: {data.tokens} tokens, took {_seconds(data.seconds)}"
+            return f"{data.node} {said}: {data.tokens} tokens, took {seconds(data.seconds)}"
         case SampleFailed(node=node, reason=reason):
             return f"no answer from {node}: {reason}"
         case Profiled():
@@ -180,7 +180,7 @@ def brief(data: AnyEvent) -> str:
         case CheckpointCopied(step=step, to=to, problem=problem) if problem:
             return f"{data.node} couldn't copy step-{step} to {to}: {problem}; the next checkpoint will be copied"
         case CheckpointCopied(step=step, to=to):
-            return f"{data.node} copied step-{step} to {to}, took {_seconds(data.seconds)}"
+            return f"{data.node} copied step-{step} to {to}, took {seconds(data.seconds)}"
         case SetupChanged(step=step, changes=changes):
             what = f"step {step:,} was made with another setup: {'; '.join(changes)}"
             return f"{what}. The loss continues within the data type's tolerance, not bit for bit"
@@ -326,9 +326,18 @@ def _profiled(data: Profiled) -> str:
     return f"{data.node} profiled {steps}: {cost}{f'; {data.lacks}' if data.lacks else ''}"
 
 
-def _seconds(value: float) -> str:
-    """A duration with two digits below ten seconds, and whole seconds above."""
-    return f"{value:.2g} s" if value < 10 else f"{value:,.0f} s"
+def seconds(value: float) -> str:
+    """Return a duration: `3.06 s`, `41 ms`, `75 s`; below half a millisecond `0.42 ms`."""
+    if 0 < value <= 0.0005:
+        return f"{1000 * value:.2g} ms"
+    if value < 0.0995:
+        return f"{1000 * value:.0f} ms"
+    return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.5 else f"{value:,.0f} s"
+
+
+def rank_label(node: str, rank: int, nodes: Iterable[str]) -> str:
+    """Return a rank as people name it: its node, or node:rank where several of the ranks' `nodes` are this one."""
+    return f"{node}:{rank}" if sum(other == node for other in nodes) > 1 else node
 
 
 def _run_state(data: RunStateChanged) -> str:
@@ -371,7 +380,7 @@ def _formed(data: GenerationFormed) -> str:
     said = f"{data.generation} formed, {data.count} rank{'s' if data.count != 1 else ''}"
     said += f" by {data.engine}" if data.engine != "none" else ""
     said += f"; {', '.join(data.behind)} synced from {data.source}" if data.source else ""
-    return said + (f"; the ranks waited {_seconds(data.waited_seconds)}" if data.waited_seconds is not None else "")
+    return said + (f"; the ranks waited {seconds(data.waited_seconds)}" if data.waited_seconds is not None else "")
 
 
 def _node(data: NodeState) -> str:

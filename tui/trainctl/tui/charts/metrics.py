@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from trainctl.protocol.messages import EVALUATED, METRICS, MetricStyle, RunView, metric_of
+from trainctl.protocol.messages.event_prose import rank_label
 from trainctl.tui.charts.viewport import ALL_RANKS, Chart, Pick
 from trainctl.tui.state.series import Window
 from trainctl.tui.text.formatting import figure, loss, rate, scientific, seconds
-from trainctl.tui.text.run_lines import rank_name
 from trainctl.tui.text.styled_line import clean
 
 
@@ -83,7 +83,7 @@ def per_rank(name: str) -> bool:
 def rank_names(run: RunView | None) -> dict[int, str]:
     """Return by rank the name of its node, with the rank's number where the node has several."""
     views = sorted(run.ranks, key=lambda view: view.rank) if run is not None else []
-    return {view.rank: rank_name(view, views) for view in views}
+    return {view.rank: clean(rank_label(view.node, view.rank, (other.node for other in views))) for view in views}
 
 
 def charts_of(charts: tuple[Chart, ...], run: RunView | None) -> tuple[Chart, ...]:

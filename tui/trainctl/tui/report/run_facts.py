@@ -1,12 +1,12 @@
 """The facts of a report: plain values, which pages and JSON are made from. What isn't known is None or empty."""
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Final, Literal, Protocol, TypeVar
 
 import msgspec
 
 from trainctl.protocol.messages import Compute, Diagnosis, RankStep, RunRates, RunView, Sample, Series, StepCommitted
+from trainctl.protocol.messages.event_prose import rank_label
 from trainctl.protocol.record.checkpoints import Environment
 from trainctl.protocol.record.whole_run import PlanSpan, WholeRunReader
 from trainctl.tui.state.step_phases import Compilation
@@ -173,8 +173,7 @@ T = TypeVar("T", bound=_Ranked)
 def named(ranks: Iterable[tuple[str, T]]) -> dict[str, T]:
     """Return values by name, from pairs (node, rank): the node, or node:rank where the node has several."""
     pairs = list(ranks)
-    counts = Counter(node for node, _ in pairs)
-    return {node if counts[node] == 1 else f"{node}:{one.rank}": one for node, one in pairs}
+    return {rank_label(node, ranked.rank, (other for other, _ in pairs)): ranked for node, ranked in pairs}
 
 
 def parts_of(reader: WholeRunReader, span: PlanSpan) -> dict[str, RankStep]:

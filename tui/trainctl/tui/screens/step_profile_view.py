@@ -7,9 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from trainctl.protocol.messages import PHASES, Event, PhaseProfile
+from trainctl.protocol.messages.event_prose import rank_label
 from trainctl.protocol.messages.events import AnyEvent, Profiled, ProfileFailed
 from trainctl.tui.text.formatting import NA, percent, seconds
-from trainctl.tui.text.run_lines import rank_name
 from trainctl.tui.text.styled_line import Line, Piece, clean, filled, fit, groups, labelled, line, rule, shorten
 
 
@@ -39,7 +39,7 @@ class StepProfile:
 
     def label(self, rank: Profiled) -> str:
         """Return a node, or node:rank where a node has several."""
-        return rank_name(rank, self.ranks)
+        return clean(rank_label(rank.node, rank.rank, (other.node for other in self.ranks)))
 
 
 def profiles_of(events: Iterable[Event]) -> tuple[StepProfile, ...]:

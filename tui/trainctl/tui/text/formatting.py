@@ -3,6 +3,8 @@
 import datetime
 import math
 
+from trainctl.protocol.messages import event_prose
+
 NA = "n/a"
 _DAY_SECONDS = 86400
 _GIGABYTE = 1e9
@@ -115,14 +117,8 @@ def used_of(used: float | None, cap: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Return a step's length: 3.06 s, 41 ms, 75 s; below half a millisecond 0.42 ms."""
-    if value is None or not math.isfinite(value):
-        return _without_digits(value)
-    if 0 < value <= 0.0005:
-        return f"{1000 * value:.2g} ms"
-    if value < 0.0995:
-        return f"{1000 * value:.0f} ms"
-    return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.5 else f"{value:.0f} s"
+    """Return a step's length as texts of events have it: 3.06 s, 41 ms, 75 s."""
+    return _without_digits(value) if value is None or not math.isfinite(value) else event_prose.seconds(value)
 
 
 def age(value: float | None) -> str:

@@ -17,7 +17,7 @@ from trainctl.protocol.messages import (
     StepCommitted,
     WorkSummary,
 )
-from trainctl.protocol.messages.events import Profiled
+from trainctl.protocol.messages.event_prose import rank_label
 from trainctl.tui.text.formatting import NA, compact, duration, figure, money, percent, seconds, span
 from trainctl.tui.text.styled_line import Line, Piece, clean, flowed, line, width
 
@@ -227,7 +227,8 @@ def compute_rows(
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for rank in ranks:
         if rank.compute is not None and (found := of(rank.compute)):
-            alike.setdefault(tuple(found.items()), []).append(rank_name(rank, ranks))
+            name = rank_label(rank.node, rank.rank, (other.node for other in ranks))
+            alike.setdefault(tuple(found.items()), []).append(clean(name))
     return [
         row
         for found, names in alike.items()
@@ -245,12 +246,6 @@ def _compute_rows(found: dict[str, str], names: Sequence[str], columns: int) -> 
     ends = [*"," * (len(names) - 1), ":"]
     named = [line(f"{name}{end}") for name, end in zip(names, ends, strict=True)]
     return [*flowed(named, columns, " "), *flowed(groups, columns)]
-
-
-def rank_name(rank: RankView | Profiled, ranks: Sequence[RankView] | Sequence[Profiled]) -> str:
-    """Return the name of a rank: its node's, with the rank's number where the node has several."""
-    alone = sum(other.node == rank.node for other in ranks) == 1
-    return clean(rank.node if alone else f"{rank.node}:{rank.rank}")
 
 
 JOULES_PER_WATT_HOUR = 3600.0

@@ -15,6 +15,7 @@ from trainctl.protocol.batch.step_model import StepModel, models
 from trainctl.protocol.config.alert_rules import LOADED_PERCENT, AlertsTable
 from trainctl.protocol.config.policies import PolicyTables
 from trainctl.protocol.messages import BUSY_PHASES, GpuReading, HostReading, RankView, StepCommitted, WhatIf, peak_bytes
+from trainctl.protocol.messages.event_prose import rank_label, seconds
 from trainctl.protocol.messages.events import AnyEvent, CheckpointWritten
 
 READING_SECONDS = 30.0
@@ -180,8 +181,7 @@ class Situation:
 
     def label(self, rank: int) -> str:
         """A rank as people name it: its node, or node:rank where a node has several."""
-        node = self.node(rank)
-        return f"{node}:{rank}" if len(self.ranks_of(node)) > 1 else node or f"rank {rank}"
+        return rank_label(self.node(rank), rank, (its.node for its in self.ranks.values())) or f"rank {rank}"
 
     def rank_view(self, rank: int) -> RankView | None:
         views = self.facts.view.ranks if self.facts.view is not None else ()
@@ -270,13 +270,6 @@ def loaded_clock(gpus: Sequence[GpuReading]) -> float | None:
     """Return the median clock of a device's readings under load, in MHz; None: not read."""
     clocks = [gpu.clock_mhz for gpu in gpus if gpu.clock_mhz and (gpu.utilization_percent or 100) >= LOADED_PERCENT]
     return median(clocks) if clocks else None
-
-
-def seconds(value: float) -> str:
-    """`12 ms`, `0.81 s`, `34 s`."""
-    if value < 0.1:
-        return f"{1000 * value:.2g} ms"
-    return f"{value:.2f} s" if value < 10 else f"{value:,.0f} s"
 
 
 def percent(part: float) -> str:

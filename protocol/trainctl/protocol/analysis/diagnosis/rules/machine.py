@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 
 from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
+from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent
 from trainctl.protocol.batch.core_sharing import set_threads
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.messages import GpuProcess, RankView, WhatIf
+from trainctl.protocol.messages.event_prose import seconds
 
 SLOWER = 0.05
 """Part by which passes are slower than before, or than calibrated, for a reading to count as their cause."""

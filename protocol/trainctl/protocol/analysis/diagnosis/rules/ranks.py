@@ -6,11 +6,12 @@ from statistics import median, quantiles
 from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared_sync, waits_for_data
 from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, cpu_pressure, is_crowded, more_prefetch
-from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
+from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent
 from trainctl.protocol.batch.against_profile import sent_bytes
 from trainctl.protocol.batch.split import ShareCost, check_enough, slowest, split
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import BUSY_PHASES, WhatIf
+from trainctl.protocol.messages.event_prose import seconds
 
 MOST_WORKERS = 64
 """Threads that a run file may let assemble micro-batches."""

@@ -8,10 +8,11 @@ from typing import Final
 
 from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.rules.machine import each_node, impact, is_slower, without_slowdown
-from trainctl.protocol.analysis.diagnosis.situation import Situation, loaded_clock, megabytes, percent, seconds
+from trainctl.protocol.analysis.diagnosis.situation import Situation, loaded_clock, megabytes, percent
 from trainctl.protocol.batch.device_table import FASTER_PRODUCTS, types_of_device
 from trainctl.protocol.batch.memory_estimate import FREE_PART
 from trainctl.protocol.messages import CLOCK_LIMITED_BY, GpuReading, WhatIf
+from trainctl.protocol.messages.event_prose import seconds
 
 RECOMPUTED: Final = {"alternate": 0.5, "all": 1.0}
 """Part of a forward pass that gradient checkpointing computes again in the backward pass."""

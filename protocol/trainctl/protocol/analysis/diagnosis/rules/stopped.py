@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 
 from trainctl.protocol.analysis.curve import RECENT_STEPS, Wasted
 from trainctl.protocol.analysis.diagnosis.rule import Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, seconds
+from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes
 from trainctl.protocol.config.alert_rules import stall_limit_seconds
 from trainctl.protocol.messages import Event, RankStep, StepCommitted
+from trainctl.protocol.messages.event_prose import seconds
 from trainctl.protocol.messages.events import AnyEvent, MicroBatchChanged, RankChanged, nodes_of
 
 REPEATED_STEPS = 3

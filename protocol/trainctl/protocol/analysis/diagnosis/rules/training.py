@@ -8,12 +8,13 @@ from statistics import median
 from typing import Any
 
 from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
-from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent, seconds
+from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent
 from trainctl.protocol.batch.memory_estimate import fit
 from trainctl.protocol.batch.pass_curve import CLEAR_GAIN, SMALL_GAIN, PassCurve
 from trainctl.protocol.calibration.peak import MAX_CAP_PART
 from trainctl.protocol.config.policies import CLIP_STEPS
 from trainctl.protocol.messages import WhatIf
+from trainctl.protocol.messages.event_prose import seconds
 from trainctl.protocol.messages.events import CheckpointWritten
 
 LEAST_GAIN = 0.03
