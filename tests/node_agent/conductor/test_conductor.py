@@ -213,6 +213,35 @@ def test_a_stop_whose_checkpoint_fails_pauses_instead():
     assert simulation.ended.state == "stopped"
 
 
+def test_a_stop_after_one_whose_checkpoint_failed_writes_it():
+    simulation = Simulation(config()).begin().until_step(4)
+    simulation.ranks[0].disk_full = True
+    first = simulation.command("stop")
+    simulation.run()
+    simulation.ranks[0].disk_full = False
+    second = simulation.command("stop")
+    simulation.run()
+    assert [simulation.ends[id].state for id in (first, second)] == ["failed", "applied"]
+    assert simulation.ended.state == "stopped"
+    assert simulation.conductor.durable.written == simulation.conductor.progress.step
+
+
+def test_a_run_whose_last_checkpoint_fails_pauses_at_its_end_until_it_is_written():
+    simulation = Simulation(config(checkpoint={"at_end": True})).begin()
+    simulation.ranks[0].disk_full = True
+    simulation.run()
+    steps = simulation.conductor.config.run.steps
+    assert (simulation.conductor.state, simulation.conductor.progress.step) == ("paused", steps)
+    simulation.now += 10
+    simulation.feed(d.Ticked())
+    assert simulation.conductor.state == "paused"
+    simulation.ranks[0].disk_full = False
+    simulation.command("resume")
+    simulation.run()
+    assert simulation.ended.state == "finished"
+    assert simulation.conductor.durable.written == steps
+
+
 def test_an_expired_edit_takes_no_other_command_with_it():
     simulation = Simulation(config()).begin().until_step(3)
     version = simulation.conductor.durable.settings.plan_version

@@ -11,7 +11,7 @@ from trainctl.node_agent.planning import edits
 from trainctl.node_agent.planning.durable import Rollback, Settings
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.protocol.messages.events import CommandApplied, NoteWritten, RunStateChanged
+from trainctl.protocol.messages.events import CommandApplied, NoteWritten, Notice, RunStateChanged
 
 
 class Commands:
@@ -188,9 +188,11 @@ class Commands:
             result = f"the run will go back from step {step} to step {chosen[-1]}{skips}"
             self._state.end(command.id, "applied", step, made=CommandApplied("", result))
 
-    def call_stop_off(self, why: str) -> None:
+    def call_end_off(self, why: str) -> None:
         """Nothing is lost to a disk that takes no checkpoint: the run pauses, and can be stopped without one."""
         state = self._state
+        if state.durable.mode != "stopping":
+            state.happen(Notice(f"{why}; the run pauses at its end: resume it to write again"), "error")
         state.persist(mode="running")
         state.end_all(state.pending.stopping, "failed", state.progress.step, f"{why}; paused instead")
         self._pipeline.side_plans.ending_scheduled = False  # when the run does end, what belongs to it is wanted again
@@ -199,9 +201,9 @@ class Commands:
     def expire(self) -> bool:
         """End what no boundary took in time; True if a pause was among it, so that the run continues."""
         state, pending = self._state, self._state.pending
+        was_asked = bool(pending.pausing)
         state.end_all(pending.take(until=state.now), "expired", None, EXPIRED)
-        is_wanted = pending.pausing or state.durable.mode == "paused"
-        if not pending.wants_pause or is_wanted or state.stage != "formed":
+        if not was_asked or pending.pausing or state.durable.mode == "paused":
             return False
         pending.wants_pause = False
-        return True
+        return state.stage == "formed"

@@ -295,17 +295,21 @@ class Conductor:
                 self.proposals.ask(self.pipeline.stepped(done))
         if done.plan.kind == "probe":
             self._failures.refuse(side_plans.probe(self.shared, done.plan, done.reports))
-        self._call_stop_off(self.pipeline.side_plans.conclude(done.plan, done.reports))
+        self._call_end_off(self.pipeline.side_plans.conclude(done.plan, done.reports))
         self._advance()
 
-    def _call_stop_off(self, failed: str) -> None:
-        """A stop that wants a checkpoint, and that has `failed` to get it."""
-        if failed and self.durable.mode == "stopping" and self.stage != "leaving":
-            self.commands.call_stop_off(failed)
+    def _call_end_off(self, failed: str) -> None:
+        """An end that wants a checkpoint, and that has `failed` to get it."""
+        if not failed or self.stage == "leaving":
+            return
+        step = self.shared.planned_step
+        is_last = step >= self.config.run.steps and self.pipeline.side_plans.owes_checkpoint(step)
+        if self.durable.mode == "stopping" or (self.durable.mode == "running" and is_last):
+            self.commands.call_end_off(failed)
 
     def _conclude_write(self) -> None:
         """A checkpoint may be complete: another one may be due, or the run's end."""
-        self._call_stop_off(self.writes.conclude())
+        self._call_end_off(self.writes.conclude())
         if self.stage != "leaving":
             self._advance()
 

@@ -115,7 +115,7 @@ class Pipeline:
         is_writing, stopping = self.writes.now is not None, state.durable.mode == "stopping"
         kind = state.pending.next_side({"checkpoint"} if is_writing else ())
         if kind is None:
-            if stopping or state.planned_step >= state.config.run.steps:
+            if stopping or (state.planned_step >= state.config.run.steps and not state.pending.wants_pause):
                 is_done = self.in_flight.is_still and not is_writing
                 return ("stopped" if stopping else "finished") if is_done else None
             if state.pending.wants_pause:

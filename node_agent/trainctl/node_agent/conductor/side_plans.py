@@ -90,7 +90,8 @@ class SidePlans:
 
     def schedule_ending(self, step: int) -> None:
         """The last evaluation and checkpoint of a run of which `step` is planned, once."""
-        finishing, scheduled = step >= self._state.config.run.steps, self._state.pending.scheduled
+        scheduled, is_paused = self._state.pending.scheduled, self._state.pending.wants_pause
+        finishing = step >= self._state.config.run.steps and not is_paused
         if self.ending_scheduled or not (finishing or self._state.durable.mode == "stopping"):
             return
         self.ending_scheduled = True
@@ -105,7 +106,9 @@ class SidePlans:
         """Return whether a run that ends after `step` wants one that has not been written."""
         durable, config = self._state.durable, self._state.config
         wanted = config.checkpoint.at_end if step >= config.run.steps else durable.stop_writes_checkpoint
-        return wanted and step > 0 and self.done.get("checkpoint") != step
+        is_under_way = durable.writing is not None and durable.writing.step == step
+        is_done = self.done.get("checkpoint") == step and (durable.written == step or is_under_way)
+        return wanted and step > 0 and not is_done
 
     def start_over(self, step: int, *, was_passed: bool, owes_checkpoint: bool) -> None:
         """Plans beyond `step` are given up. What belongs to it is wanted, unless the next step had been planned; a
