@@ -181,13 +181,12 @@ def test_a_run_whose_lead_stays_dead_is_resumed_elsewhere_from_its_last_step(clu
         wait_for_step(client, 5)
     power_off(cluster, "alpha")
     with cluster.client("beta") as client:
-        ended = until(
-            lambda: (v := run_of(client)).state == "failed" and v, 60, "the end of the run that is led by none"
-        )
+        until(lambda: not cluster["beta"].trainer_pids(), 60, "the end of the trainer that is led by none")
+        ended = until(lambda: (v := run_of(client)).state == "failed" and v, 20, "the end of its run")
         step = newest_step(cluster, "beta", begun.run)
         assert step >= ended.step >= 5
-        reply = client.send("start-run", {"resume": begun.run, "old_lead_is_off": True})
-        assert reply.state == "applied", reply.reason
+        again = {"resume": begun.run, "old_lead_is_off": True}
+        until(lambda: client.send("start-run", again).state == "applied", 30, "the run taken up")
         wait_for_step(client, step + 3)
         assert any(event.text.startswith(f"resumed from step {step:,}") for event in events_of(client, begun.run))
     cluster.start("alpha")
