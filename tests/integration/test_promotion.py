@@ -178,13 +178,12 @@ def test_a_run_whose_lead_stays_dead_is_resumed_elsewhere_from_its_last_step(clu
     with cluster.client("alpha") as client:
         begun = client.send("start-run", {"config": config})
         assert begun.state == "applied", begun.reason
-        wait_for_step(client, 5)
+        at = wait_for_step(client, 20).run.step
     power_off(cluster, "alpha")
     with cluster.client("beta") as client:
         until(lambda: not cluster["beta"].trainer_pids(), 60, "the end of the trainer that is led by none")
-        ended = until(lambda: (v := run_of(client)).state == "failed" and v, 20, "the end of its run")
         step = newest_step(cluster, "beta", begun.run)
-        assert step >= ended.step >= 5
+        assert step >= at
         again = {"resume": begun.run, "old_lead_is_off": True}
         until(lambda: client.send("start-run", again).state == "applied", 30, "the run taken up")
         wait_for_step(client, step + 3)

@@ -36,6 +36,7 @@ class Others:
 
     def __init__(self, **said: int | None) -> None:
         self.said, self.asked = said, list[tuple[str, int]]()
+        self.elsewhere = ""  # a node that takes part in another run
         self.links: Any = {node: Other(node, self) for node in said}
 
     def is_open(self, node: str) -> bool:
@@ -57,6 +58,9 @@ class Other:
         if seen == SAYS_NOTHING:
             return None
         consent = m.PeerConsent(link="l", seq=1, run=RUN, term=term)
+        if self.node == self._others.elsewhere:
+            refusal = f"{self.node} takes part in another"
+            return msgspec.structs.replace(consent, term=0, refusal=refusal, takes_part=True)
         seen = term + 2 if seen == ALWAYS_NEWER else seen
         if term and term >= seen:
             return consent
@@ -107,6 +111,17 @@ async def test_a_lead_that_is_in_touch_and_says_nothing_is_left_the_run(db: Agen
         await claim(db, others).consented(old_lead_is_off=False)
     assert others.asked == [("gamma", 0)]
     assert db.consented_term(RUN) == 0
+
+
+async def test_a_node_in_another_run_is_no_part_of_the_majority_that_is_counted_on(db: AgentDb) -> None:
+    """Else this node would promise a term that comes to nothing, and obey the old lead no more."""
+    others = Others(alpha=0, gamma=None)
+    others.elsewhere = "alpha"
+    with pytest.raises(InvalidInputError, match="1 of 3 nodes agree.*alpha refuses: alpha takes part in another"):
+        await claim(db, others).consented(old_lead_is_off=False)
+    assert others.asked == [("alpha", 0)]
+    assert db.consented_term(RUN) == 0
+    assert await claim(db, others).consented(old_lead_is_off=True) == 4
 
 
 @pytest.mark.parametrize("off", [False, True])

@@ -105,6 +105,18 @@ def test_a_lead_that_is_gone_is_replaced_by_a_majority_or_by_the_word_that_it_is
         until(lambda: {rank.state for rank in run_of(client).ranks} == {"run"}, what="all ranks")
 
 
+def test_a_promotion_that_a_node_in_another_run_prevents_leaves_the_run_to_its_lead(cluster, run_config):
+    run = started(cluster, "alpha", run_config(run__steps=FOREVER, nodes=on("alpha", "beta"), group=RING))
+    started(cluster, "gamma", run_config(run__name="another", run__steps=FOREVER, nodes=on("gamma")))
+    cluster["alpha"].power_off()
+    until(lambda: "alpha" in silent(cluster, "beta"), what="the silence")
+    refused = promote(cluster, "beta", through="beta")
+    assert (refused.state, refused.field) == ("rejected", "node")
+    assert "gamma refuses: gamma takes part in another" in refused.reason
+    cluster["alpha"].start()
+    until(lambda: (v := cluster.view("beta")).run == run and v.state == "running" and v.lead == "alpha", 60, "the lead")
+
+
 def test_a_lead_without_a_rank_tells_how_the_run_is_that_it_has_handed_over(cluster, run_config):
     run = started(cluster, "alpha", run_config(run__steps=FOREVER, nodes=on("beta")))
     with cluster.client("alpha") as client:

@@ -108,11 +108,18 @@ class Claim:
         for node, answer in answers.items():
             if answer is not None and answer.takes_part and self._resume:
                 raise InvalidInputError("resume", f"{node} cannot agree: {answer.refusal}")
-        as_if = {node: answer and msgspec.structs.replace(answer, refusal="") for node, answer in answers.items()}
+        as_if = {node: answer and self._without_term(answer) for node, answer in answers.items()}
         if not (old_lead_is_off or self._is_lead_open) and (why := self._shortfall(as_if)):
             raise InvalidInputError("node", why)
         for term in [answer.term for answer in answers.values() if answer is not None]:
             self._context.db.saw(messages.Generation(term, 0))
+
+    def _without_term(self, answer: messages.PeerConsent) -> messages.PeerConsent:
+        """Return an answer as it would be to a term that can be consented to; a node in another run refuses any."""
+        hosted = answer.hosted
+        if answer.takes_part and (hosted is None or hosted.run != self._copy.run):
+            return answer
+        return msgspec.structs.replace(answer, refusal="")
 
     async def _handed_over(self) -> int | None:
         """The lead itself lets go, and no one else is asked; None if it has become unreachable meanwhile."""
