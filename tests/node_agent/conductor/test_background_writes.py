@@ -137,6 +137,20 @@ def test_a_checkpoint_whose_first_writer_failed_is_written_first_by_another_that
     assert later == [(1, 0), (0, 1)]
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_checkpoint_whose_first_writer_is_killed_is_written_first_by_another_that_copies_it(restarts: bool) -> None:
+    simulation = group(every_steps=100, copy_to="/backup")
+    writing(simulation)
+    simulation.kill(simulation.ranks[0])
+    if restarts:
+        simulation.restart_agent()
+    simulation.until(lambda: (at := simulation.conductor.durable.writing) is None or at.ranks == (1,))
+    assert simulation.conductor.durable.writing is not None
+    let_go(simulation)
+    simulation.until_step(199)
+    assert [plan.writers for plan in simulation.sent_plans if plan.kind == "checkpoint"] == [(0, 1), (1,)]
+
+
 def test_a_stop_ends_though_the_write_makes_no_progress() -> None:
     simulation = group("a", at_end=True).until_step(3)
     stop = simulation.command("stop")

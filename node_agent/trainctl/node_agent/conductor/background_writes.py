@@ -47,7 +47,6 @@ class BackgroundWrites:
         self._said: dict[int, Checkpointed] = {}  # the newest; a rank may be done before others have copied
         self.copies: dict[int, CheckpointCopy] = {}  # those under way, by rank
         self._is_lost = False  # all writers of the last one were lost, or its step; another has not begun yet
-        self._copier: int | None = None  # the writer that copies the one under way elsewhere
         self.failing = set[int]()  # ranks whose last write failed; others write first
 
     @property
@@ -89,8 +88,9 @@ class BackgroundWrites:
         """All ranks have reported a checkpoint plan: take what is known, and wait for the rest."""
         self._marks.clear()
         self._is_lost = False
-        self._copier = plan.writers[0]
-        self._state.keep(writing=Writing(plan.generation, plan.seq, plan.step, plan.writers, plan.commands))
+        copier = plan.writers[0] if self._state.config.checkpoint.copy_to else None
+        writing = Writing(plan.generation, plan.seq, plan.step, plan.writers, plan.commands, copier=copier)
+        self._state.keep(writing=writing)
         for rank in plan.writers:
             written, why = reports[rank].checkpoint, reports[rank].skipped
             if written is not None or why is not None:  # else it has copied its state, and reports the rest later
@@ -146,11 +146,13 @@ class BackgroundWrites:
         else:
             self.failing.discard(rank)
             note(self._state, rank, info, first=not writing.written)
-            self._state.keep(writing=msgspec.structs.replace(writing, ranks=left, written=True))
+            copier = writing.copier if writing.copier != rank else None
+            self._state.keep(writing=msgspec.structs.replace(writing, ranks=left, written=True, copier=copier))
 
     def conclude(self) -> str:
         """End the commands once no rank is waited for. Gives why a copy is missing, else an empty string. A checkpoint
-        that isn't copied elsewhere because its first writer failed is written again, first by one that can."""
+        that isn't copied elsewhere because its first writer failed or is gone is written again, first by one that
+        can."""
         writing = self.now
         if writing is None or writing.ranks:
             return ""
@@ -158,9 +160,8 @@ class BackgroundWrites:
         for id in [id for id in writing.commands if id in self._state.durable.carried]:
             self._state.end(id, "failed" if writing.failed else "applied", writing.step, writing.failed, made=made)
         self._state.persist(writing=None)
-        if self._state.config.checkpoint.copy_to and writing.written and self._copier in self.failing:
+        if writing.written and writing.copier is not None:
             self._state.pending.scheduled.add("checkpoint")
-        self._copier = None
         return writing.failed
 
     def look(self) -> bool:

@@ -132,6 +132,7 @@ class Writing(msgspec.Struct, frozen=True):
     commands: tuple[str, ...] = ()  # ids of the commands that it answers
     written: bool = False  # a rank has completed it
     failed: str = ""  # why a rank's copy is missing
+    copier: int | None = None  # writer that copies it elsewhere and has not written it; None: none
 
 
 class Gap(msgspec.Struct, frozen=True):
