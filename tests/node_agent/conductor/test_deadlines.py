@@ -232,6 +232,28 @@ def test_what_was_measured_raises_the_limit():
     assert made.limit_seconds(0, "train", 0.1) == LONGEST_TIMES * 50.0
 
 
+@pytest.mark.parametrize("reports_first", [False, True])
+def test_a_first_step_that_compiles_raises_no_limit_and_a_later_stall_only_that_of_its_rank_and_kind(reports_first):
+    """The report of a plan may come before the heartbeat that shows its stall's end."""
+    made = Stalls()
+    made.done(1, "train")
+    heard(made, [float(second) for second in range(302)])
+    if reports_first:
+        made.done(0, "train")
+    made.beat(alive(8), 302.0)
+    made.done(0, "train")
+    made.done(0, "evaluate")
+    assert made.limit_seconds(0, "train", 0.1) == made.limit_seconds(1, "train", 0.1) == LEAST
+    for second in range(400, 431):
+        made.beat(alive(9), float(second))
+    made.beat(alive(10), 431.0)
+    assert made.limit_seconds(0, "train", 0.1) == LONGEST_TIMES * 30.0
+    assert made.limit_seconds(0, "evaluate", 0.1) == made.limit_seconds(1, "train", 0.1) == LEAST
+    made.forget(0)
+    made.done(0, "train")
+    assert made.limit_seconds(0, "train", 0.1) == LEAST
+
+
 def test_a_wait_for_others_is_no_measure():
     made = Stalls()
     made.done(0, "train")

@@ -19,7 +19,8 @@ WORKING_PHASES = (*BUSY_PHASES, "optimizer", "commit", "evaluate", "checkpoint",
 FIRST_TIMES = 5.0
 """Factor by which the first time that a process does something may take longer: it may compile."""
 LONGEST_TIMES = 10.0
-"""Factor of the longest stall that ended by itself, or of the usual step, up to which a stall is no hang."""
+"""Factor of the rank's longest stall at such a plan that ended by itself, or of the usual step, up to which a stall is
+no hang. The first plan of a kind is no measure: it may compile."""
 WRITE_TIMES, LOAD_TIMES = 30.0, 10.0
 """Factor of the time a slow disk should take to write a whole state, and to read it."""
 GAP_SECONDS = 3.0
@@ -44,7 +45,7 @@ class StallDetector:
         self._state = state
         self._of: dict[int, _Stall] = {}
         self._done: set[tuple[int, str]] = set()  # (rank, kind of plan) since the process was started
-        self._longest_seconds = 0.0
+        self._longest_seconds: dict[tuple[int, str], float] = {}  # as `_done`, without the first plan of a kind
 
     def heard(self, alive: Alive) -> None:
         """A heartbeat has come. Of one without the number nothing is known."""
@@ -57,13 +58,16 @@ class StallDetector:
             stall.seconds += min(now - stall.heard, GAP_SECONDS)
             stall.heard = now
             return
-        if stall is not None and stall.mark[1] in WORKING_PHASES:
-            self._longest_seconds = max(self._longest_seconds, stall.seconds)
+        at = alive.rank, self.kind(alive.rank)
+        if stall is not None and stall.mark[1] in WORKING_PHASES and at in self._done:
+            self._longest_seconds[at] = max(self._longest_seconds.get(at, 0.0), stall.seconds)
         self._of[alive.rank] = _Stall(mark, now)
 
     def done(self, rank: int, kind: str) -> None:
-        """A rank has done a plan of this kind."""
-        self._done.add((rank, kind))
+        """A rank has done a plan of this kind. How long the first one stalled is over, and forgotten."""
+        if self.is_first(rank, kind):
+            self._done.add((rank, kind))
+            self._of.pop(rank, None)
 
     def is_first(self, rank: int, kind: str) -> bool:
         """Return whether its process has done no plan of this kind yet."""
@@ -73,6 +77,7 @@ class StallDetector:
         """Its process is to be another one."""
         self._of.pop(rank, None)
         self._done = {done for done in self._done if done[0] != rank}
+        self._longest_seconds = {at: seconds for at, seconds in self._longest_seconds.items() if at[0] != rank}
 
     def seconds(self, rank: int) -> float:
         """Return how long it has not made progress, as far as it was heard from."""
@@ -86,7 +91,8 @@ class StallDetector:
         """From when on a stall at a plan of this kind is a hang. `usual_seconds`: of a step, 0 if not known."""
         min_seconds = self._state.config.group.hung_seconds * (FIRST_TIMES if self.is_first(rank, kind) else 1.0)
         writing_seconds = WRITE_TIMES * write_seconds(self._state.parameters) if kind == "checkpoint" else 0.0
-        return max(min_seconds, LONGEST_TIMES * max(usual_seconds, self._longest_seconds), writing_seconds)
+        longest_seconds = max(usual_seconds, self._longest_seconds.get((rank, kind), 0.0))
+        return max(min_seconds, LONGEST_TIMES * longest_seconds, writing_seconds)
 
     def load_limit_seconds(self) -> float:
         """From when on a stall while it loads is a hang."""
