@@ -196,8 +196,9 @@ def test_a_run_that_is_about_to_go_back_can_be_stopped():
     assert not simulation.conductor.goes_back
 
 
-def test_a_node_that_was_given_up_is_tried_again_when_it_is_admitted():
-    simulation = group(steps=400).begin().until_step(1)
+def given_up(steps: int = 400) -> Simulation:
+    """A run whose rank of c has died as often as it was started."""
+    simulation = group(steps=steps).begin().until_step(1)
     simulation.kill(simulation.ranks[2])
     for _ in range(6):
         simulation.until(lambda: simulation.ranks[2].gone)
@@ -208,8 +209,25 @@ def test_a_node_that_was_given_up_is_tried_again_when_it_is_admitted():
             break
         simulation.kill(simulation.ranks[2])
     assert state(simulation, 2) == "failed"
+    return simulation
+
+
+def test_a_node_that_was_given_up_is_tried_again_when_it_is_admitted():
+    simulation = given_up()
+    stale = simulation.command("admit", node="c", if_plan=999)
+    assert (simulation.ends[stale].state, simulation.ends[stale].field) == ("rejected", "if_plan")
     admit = simulation.command("admit", node="c")
     assert simulation.ends[admit].after == "restarted; it will rejoin when its model is loaded"
     simulation.tick(0.1)
     simulation.until(lambda: not simulation.conductor.durable.settings.ranks[2].out)
     assert go_on(simulation).ended.state == "finished"
+
+
+def test_a_node_that_was_given_up_is_not_admitted_to_a_run_that_stops():
+    """No trainer is started for such a run, so that it would not rejoin."""
+    simulation = given_up()
+    simulation.command("stop")
+    assert simulation.conductor.state == "stopping"
+    admit = simulation.command("admit", node="c")
+    assert (simulation.ends[admit].state, simulation.ends[admit].field) == ("rejected", "run")
+    assert simulation.conductor.durable.settings.ranks[2].out == "failed"

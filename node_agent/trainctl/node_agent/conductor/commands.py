@@ -6,6 +6,7 @@ from typing import assert_never
 from trainctl.node_agent.conductor.events import Commanded, Happened
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.proposals import Proposals
+from trainctl.node_agent.conductor.restarts import Restarts
 from trainctl.node_agent.conductor.state import EXPIRED, ConductorState, SideKind
 from trainctl.node_agent.planning import edits
 from trainctl.node_agent.planning.durable import Rollback, Settings
@@ -17,8 +18,8 @@ from trainctl.protocol.messages.events import CommandApplied, NoteWritten, Notic
 class Commands:
     """Takes commands. The conductor looks for the next plan after each of them."""
 
-    def __init__(self, state: ConductorState, pipeline: Pipeline, proposals: Proposals) -> None:
-        self._state, self._pipeline, self._proposals = state, pipeline, proposals
+    def __init__(self, state: ConductorState, pipeline: Pipeline, proposals: Proposals, restarts: Restarts) -> None:
+        self._state, self._pipeline, self._proposals, self._restarts = state, pipeline, proposals, restarts
         self.wants_new_generation = False  # a resumed run forms again
 
     def take(self, command: Commanded, state: str) -> None:
@@ -76,6 +77,10 @@ class Commands:
         step, config = self._state.planned_step + 1, self._state.config
         if self._state.durable.mode == "stopping" or step > config.run.steps:
             self.refuse(command, "run", "no step is left at which the command could take effect")
+            return
+        if isinstance(command.args, verbs.Admit) and (after := self._restarts.try_again(command.node)):
+            made = CommandApplied(command.node or "", after)
+            self._state.end(command.id, "applied", self._state.progress.step, made=made)
             return
         try:
             edits.apply(settings, command.args, command.node, step, config, self._pipeline.facts())

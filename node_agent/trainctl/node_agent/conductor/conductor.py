@@ -46,7 +46,7 @@ from trainctl.protocol import messages
 from trainctl.protocol.batch.memory_estimate import copied_bytes
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import verbs
-from trainctl.protocol.messages.events import CommandApplied, NodeState, StepsStopped
+from trainctl.protocol.messages.events import NodeState, StepsStopped
 
 
 class Conductor:
@@ -69,10 +69,10 @@ class Conductor:
         self.proposals, self.departures = Proposals(state), Departures(state)
         self.pipeline = Pipeline(state, self.proposals, self.departures, recent or ())
         self.deadlines, self.writes = self.pipeline.deadlines, self.pipeline.writes
-        self.commands = Commands(state, self.pipeline, self.proposals)
+        self.restarts = Restarts(state, self.proposals)
+        self.commands = Commands(state, self.pipeline, self.proposals, self.restarts)
         self.ending = RunEnding(state)
         self._stop_timeout = StopTimeout(state, self.deadlines, self.writes)
-        self.restarts = Restarts(state, self.proposals)
         self._group = Group(state, self.pipeline, self.restarts)
         self._failures = Failures(state, self.deadlines, self.restarts, self.ending, self._group)
         self.hangs = self._failures.hangs
@@ -331,12 +331,6 @@ class Conductor:
         if isinstance(command.args, verbs.Stop) and self.goes_back:
             self.ending.stop_instead(command.id)
             return
-        if isinstance(command.args, verbs.Admit) and self.stage != "leaving":
-            after = self.restarts.try_again(command.node)
-            if after:
-                made = CommandApplied(command.node or "", after)
-                self.shared.end(command.id, "applied", self.progress.step, made=made)
-                return
         self.commands.take(command, self.state)
         if self.durable.mode == "stopping" and self.stage == "loading" and not self.shared.adopts:
             self.ending.leave("stopped")  # the trainers are still loading: there is nothing to save
