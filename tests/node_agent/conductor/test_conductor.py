@@ -124,6 +124,20 @@ def test_periodic_evaluation_and_checkpoint_are_plans_of_their_own():
     check_ledger(simulation)
 
 
+def test_an_evaluation_asked_for_before_it_is_known_that_nothing_is_held_out_fails_with_the_reason():
+    """A fraction that is too small for the data leaves none."""
+    simulation = Simulation(config(6, data={"path": "/data", "held_out": 0.01}))
+    simulation.ranks[0].held_out = 0
+    evaluate = simulation.command("evaluate")
+    assert evaluate not in simulation.ends
+    simulation.begin().run()
+    assert simulation.ends[evaluate].state == "failed"
+    assert simulation.ends[evaluate].reason.startswith(
+        "there are no held-out samples: data.held_out = 0.01 comes to none"
+    )
+    assert (simulation.ended.state, simulation.evaluated) == ("finished", [])
+
+
 def test_what_later_results_are_compared_with_comes_once_before_the_first_step_of_a_new_run():
     tables = {"evaluate": {"every_steps": 5, "at_start": True}, "samples": {"prompts": ["one"], "at_start": True}}
     simulation = Simulation(config(steps=10, **tables), durable(("a", "b"))).begin().run()

@@ -117,7 +117,7 @@ def test_a_spot_notice_has_the_run_leave_and_its_withdrawal_takes_runs_again(run
 
 
 def test_a_verb_that_the_run_does_not_take_is_refused_with_the_same_words_everywhere(agent, run_config):
-    why = "there are no held-out samples: data.held_out is 0"
+    why = "there are no held-out samples: data.held_out = 0 comes to none; start a run with a larger one"
     with agent.client() as client:
         config = run_config(run__steps=FOREVER, data__held_out=0)
         client.send("start-run", {"config": config}, wait="accepted")

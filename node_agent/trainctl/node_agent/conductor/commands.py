@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import assert_never
 
+from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.events import Commanded, Happened
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.proposals import Proposals
@@ -95,9 +96,8 @@ class Commands:
     @property
     def not_taken(self) -> dict[str, str]:
         """The verbs that make no sense for this run, each with why."""
-        if any(not answer.held_out for answer in self._state.ready.values()):
-            return {"evaluate": "there are no held-out samples: data.held_out is 0"}
-        return {}
+        why = side_plans.why_no_evaluation(self._state)
+        return {"evaluate": why} if why else {}
 
     # ------------------------------------------------------------ beside training
 

@@ -112,6 +112,7 @@ class Pipeline:
         if self._unfinished is not None and "probe" not in state.pending.scheduled:
             self._issue_unfinished(*self._unfinished)
             return None
+        self._end_evaluations_of_nothing()
         is_writing, stopping = self.writes.now is not None, state.durable.mode == "stopping"
         kind = state.pending.next_side({"checkpoint"} if is_writing else ())
         if kind is None:
@@ -135,6 +136,12 @@ class Pipeline:
                 state.keep(paused_ids=())
             self._issue(plan)
         return None
+
+    def _end_evaluations_of_nothing(self) -> None:
+        """Fail the commands that were taken while it wasn't known that no sample is held out."""
+        commands = self._state.pending.side["evaluate"]
+        if commands and (why := side_plans.why_no_evaluation(self._state)):
+            self._state.end_all(commands, "failed", self._state.progress.step, why)
 
     def _is_supplied(self) -> bool:
         """Return whether all ranks have the samples of the next step. Commands that it carries don't wait with it: as

@@ -159,6 +159,14 @@ class SidePlans:
         state.persist()  # also of a policy that has proposed nothing
 
 
+def why_no_evaluation(state: ConductorState) -> str:
+    """Return why there is nothing to evaluate with; empty as long as no rank has said so."""
+    if all(ready.held_out for ready in state.ready.values()):
+        return ""
+    fraction = state.config.data.held_out_fraction
+    return f"there are no held-out samples: data.held_out = {fraction:g} comes to none; start a run with a larger one"
+
+
 def levelling(state: ConductorState, plan: StepPlan, reports: Reports) -> None:
     """The drift that a sync found."""
     drift = {rank: report.drift for rank, report in reports.items() if report.drift is not None}

@@ -141,10 +141,12 @@ def _plans(state: ConductorState) -> Iterator[str]:
 
 
 def _issued(plan: StepPlan, decision: Issue, state: ConductorState) -> Iterator[str]:
-    """A plan deals each position of its batch once, and only to members."""
+    """A plan deals each position of its batch once, and only to members; an evaluation has samples."""
     ranks = [work.rank for work in plan.work]
     if not ranks or len({*ranks}) < len(ranks) or not (decision.held or state.members.issuperset(ranks)):
         yield f"plan {plan.seq} is of ranks {ranks}"
+    if plan.kind == "evaluate" and not any(work.ranges for work in plan.work):
+        yield f"plan {plan.seq} evaluates nothing"
     if plan.kind != "train":
         return
     pieces = sorted(piece for work in plan.work for piece in work.ranges)
