@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.node_agent.support import walks
 
+from trainctl.node_agent.conductor.background_writes import BackgroundWrites
 from trainctl.node_agent.conductor.in_flight import InFlight
 from trainctl.node_agent.conductor.state import ConductorState, Progress
 from trainctl.node_agent.conductor.validation import BrokenPromiseError
@@ -76,6 +77,19 @@ def plan_for_one_that_is_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PlanMaker, "plan", changed)
 
 
+def forget_who_copies(patch: pytest.MonkeyPatch) -> None:
+    """As a conductor did that knew only of copiers whose disk failed."""
+    conclude = BackgroundWrites.conclude
+
+    def changed(writes: BackgroundWrites) -> str:
+        writing = writes.now
+        if writing is not None and not writing.ranks:
+            writes._state.keep(writing=msgspec.structs.replace(writing, copier=None))
+        return conclude(writes)
+
+    patch.setattr(BackgroundWrites, "conclude", changed)
+
+
 @pytest.mark.parametrize(
     "break_conductor",
     [
@@ -87,6 +101,7 @@ def plan_for_one_that_is_out(patch: pytest.MonkeyPatch) -> None:
         skip_a_position,
         keep_the_generation,
         plan_for_one_that_is_out,
+        forget_who_copies,
     ],
 )
 def test_a_broken_conductor_is_caught(break_conductor: Patch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ async def test_a_node_in_another_run_is_no_part_of_the_majority_that_is_counted_
     """Else this node would promise a term that comes to nothing, and obey the old lead no more."""
     others = Others(alpha=0, gamma=None)
     others.elsewhere = "alpha"
-    with pytest.raises(InvalidInputError, match="1 of 3 nodes agree.*alpha refuses: alpha takes part in another"):
+    with pytest.raises(InvalidInputError, match=r"1 of 3 nodes agree.*alpha refuses: alpha takes part in another"):
         await claim(db, others).consented(old_lead_is_off=False)
     assert others.asked == [("alpha", 0)]
     assert db.consented_term(RUN) == 0

@@ -33,7 +33,8 @@ def simulation(nodes: int, seed: int, steps: int = 25) -> Simulation:
     tables = {
         "run": {"name": RUN, "steps": steps, "load_seconds": 20.0},
         "data": {"path": "/data.jsonl", "kind": "rows", "growing": grows},
-        "evaluate": {"every_steps": 4}, "checkpoint": {"every_steps": 5, "at_end": seed % 2 == 0},
+        "evaluate": {"every_steps": 4},
+        "checkpoint": {"every_steps": 5, "at_end": seed % 2 == 0, "copy_to": "/backup"},
         "samples": {"prompts": ["x"], "every_steps": 6},
         "group": {
             "sync_weights_every": 3, "first_shares": "timed" if seed % 3 == 0 else "even", "hung_seconds": 4.0,

@@ -46,7 +46,7 @@ class BackgroundWrites:
         self._marks: dict[int, _Mark] = {}
         self._said: dict[int, Checkpointed] = {}  # the newest; a rank may be done before others have copied
         self.copies: dict[int, CheckpointCopy] = {}  # those under way, by rank
-        self._is_lost = False  # all writers of the last one were lost, or its step; another has not begun yet
+        self._is_owed = False  # the last one is to be written again: its writers, copier or step were lost
         self.failing = set[int]()  # ranks whose last write failed; others write first
 
     @property
@@ -62,7 +62,7 @@ class BackgroundWrites:
     @property
     def owes_checkpoint(self) -> bool:
         """Return whether a scheduled one stays wanted when the group goes back to an earlier step."""
-        return self.now is not None or self._is_lost
+        return self.now is not None or self._is_owed
 
     @property
     def mark(self) -> object:
@@ -87,7 +87,7 @@ class BackgroundWrites:
     def begin(self, plan: StepPlan, reports: Mapping[int, Report]) -> None:
         """All ranks have reported a checkpoint plan: take what is known, and wait for the rest."""
         self._marks.clear()
-        self._is_lost = False
+        self._is_owed = False
         copier = plan.writers[0] if self._state.config.checkpoint.copy_to else None
         writing = Writing(plan.generation, plan.seq, plan.step, plan.writers, plan.commands, copier=copier)
         self._state.keep(writing=writing)
@@ -161,7 +161,7 @@ class BackgroundWrites:
             self._state.end(id, "failed" if writing.failed else "applied", writing.step, writing.failed, made=made)
         self._state.persist(writing=None)
         if writing.written and writing.copier is not None:
-            self._state.pending.scheduled.add("checkpoint")
+            self._schedule_again()
         return writing.failed
 
     def look(self) -> bool:
@@ -197,9 +197,12 @@ class BackgroundWrites:
         for id in writing.commands:
             if id in self._state.durable.carried:
                 self._state.put_back(id)
-        self._state.pending.scheduled.add("checkpoint")
-        self._is_lost = True
+        self._schedule_again()
         self._state.persist(writing=None)
+
+    def _schedule_again(self) -> None:
+        self._state.pending.scheduled.add("checkpoint")
+        self._is_owed = True
 
     def _is_stuck(self, rank: int) -> bool:
         limit_seconds = max(MIN_STALL_SECONDS, STALL_TIMES * self.expected_seconds)

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from math import inf
 
-from trainctl.node_agent.conductor.events import CommandEnded, Decision, Issue
+from trainctl.node_agent.conductor.events import CommandEnded, Decision, Happened, Issue
 from trainctl.node_agent.conductor.stages import Stage
 from trainctl.node_agent.conductor.state import SIDE_KINDS, ConductorState
+from trainctl.node_agent.planning.durable import Writing
 from trainctl.protocol.messages import Generation, StepPlan
+from trainctl.protocol.messages.events import CheckpointWritten
 
 
 class BrokenPromiseError(Exception):
@@ -18,24 +20,26 @@ class BrokenPromiseError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """Values that only ever grow, after one event."""
+    """Values after one event that only ever grow, and the checkpoint that is being written."""
 
     stage: Stage = "loading"
     generation: Generation = Generation(0, 0)  # noqa: RUF009  immutable
     seq: int = 0
     plan_version: int = 0
+    writing: Writing | None = None
 
 
 def validate(state: ConductorState, decisions: list[Decision], before: Mark) -> Mark:
     """Return the mark of a state, for the next event; `decisions`: those of this event. Raises
     BrokenPromiseError with all promises that it breaks."""
     durable = state.durable
-    mark = Mark(state.stage, durable.generation, durable.seq, durable.settings.plan_version)
+    mark = Mark(state.stage, durable.generation, durable.seq, durable.settings.plan_version, durable.writing)
     broken = [
         *_shares(state),
         *_ranks(state),
         *_commands(state, decisions),
         *_checkpoints(state),
+        *_copies(state, decisions, before),
         *_growth(before, mark),
     ]
     if state.stage not in ("leaving", "over"):
@@ -167,6 +171,20 @@ def _checkpoints(state: ConductorState) -> Iterator[str]:
         yield f"ranks {durable.writing.ranks} write a checkpoint"
     if durable.writing is not None and durable.writing.step > step:
         yield f"a checkpoint of step {durable.writing.step} is written after step {step}"
+
+
+def _copies(state: ConductorState, decisions: list[Decision], before: Mark) -> Iterator[str]:
+    """A checkpoint that its copier doesn't write, though another rank does, is written again."""
+    writing, pending = before.writing, state.pending
+    if writing is None or writing.copier is None or state.durable.writing is not None or state.final is not None:
+        return
+    happened = [each for each in decisions if isinstance(each, Happened) and isinstance(each.data, CheckpointWritten)]
+    is_written = writing.written or bool(happened)
+    is_copied = any(each.by == state.node(writing.copier) for each in happened)
+    plans = [in_flight.plan.kind for in_flight in state.in_flight.values()]
+    is_planned = "checkpoint" in {*plans, *pending.scheduled} or bool(pending.side["checkpoint"])
+    if is_written and not (is_copied or is_planned):
+        yield f"rank {writing.copier} has not written the checkpoint that it was to copy, and none is planned"
 
 
 def _growth(before: Mark, mark: Mark) -> Iterator[str]:
