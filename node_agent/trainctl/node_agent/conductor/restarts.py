@@ -145,12 +145,15 @@ class Restarts:
         state.happen(change, "error", verb="rebalance")
 
     def ran_out_of_memory(self, rank: int, memory: str) -> None:
-        """It died of that, and may come back with a smaller micro-batch. `memory`: what says so."""
-        state = self._state
+        """It died of that, and may come back with a smaller micro-batch: then its former starts no longer count.
+        `memory`: what says so."""
+        state, before = self._state, self._state.settings
         if share_edits.halve(state.settings, rank).settings is state.settings:
             state.happen(RankChanged((state.settings.label(rank),), "out-of-memory", memory), "error")
         died_with = share_edits.last_micro_batch(state.settings.ranks[rank])
         self._proposals.ask(MemoryDeath(rank, memory, died_with))
+        if state.settings is not before:
+            self._starts.pop(rank, None)
 
     def ended(self, rank: int, why: str) -> None:
         """The process of a rank is gone that is lost, or hung as the run was to begin: start another in a while, or
