@@ -21,7 +21,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client import client as c
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.cluster import attach_cluster
-from trainctl.protocol.errors import ClosedError, InvalidInputError, NotConnectedError, UnreachableError
+from trainctl.protocol.errors import ClosedError, InvalidInputError, NotConnectedError, RefusedError, UnreachableError
 from trainctl.protocol.messages import Snapshot, SnapshotRequest
 from trainctl.protocol.wire import codec
 
@@ -87,6 +87,19 @@ async def test_a_client_whose_close_is_cancelled_leaves_no_socket_and_no_context
         await closing
     assert client._socket.closed
     assert client._context.closed
+
+
+async def test_a_request_follows_an_agent_that_names_the_lead_once() -> None:
+    runs: m.Runs = examples.EXAMPLES["agent to client"]["runs"]
+    with scripted(lambda _: [runs]) as lead:
+        elsewhere = m.Refusal(rid="", code="not-lead", text="mbp leads it", lead=lead.address)
+        with scripted(lambda _: [elsewhere]) as asked, scripted(lambda _: [to_itself]) as lost:
+            to_itself = msgspec.structs.replace(elsewhere, lead=asked.address)
+            async with c.Client(asked.address) as client:
+                assert (await client.ask(m.RunsRequest)).runs == runs.runs
+            async with c.Client(lost.address) as client:
+                with pytest.raises(RefusedError, match="mbp leads it"):
+                    await client.ask(m.RunsRequest)
 
 
 IN_A_NOTEBOOK = """

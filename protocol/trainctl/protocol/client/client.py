@@ -202,6 +202,17 @@ class Client:
                 if self._shared is None:
                     self._context.destroy(linger=0)
 
+    def at(self, address: str) -> "Client":
+        """Return a client for the agent at another address that says and knows what this one does; not connected."""
+        return type(self)(address, by=self.by, timeout_seconds=self.timeout_seconds, keys=self.keys)
+
+    def _lead_of(self, reply: AgentReply) -> "Client | None":
+        """Return a client for the lead that a refusal names instead of an answer."""
+        if not isinstance(reply, Refusal) or reply.code != "not-lead" or not reply.lead:
+            return None
+        self._learn({reply.lead: reply.lead_key})
+        return self.at(reply.lead)
+
     def live_address(self, node: NodeView) -> str:
         """Return where to hear what the agent publishes: beside the address of this client, if that is a forwarded one
         of a Unix socket."""
@@ -214,13 +225,18 @@ class Client:
         """Return the reply to a request, such as `ask(EventsRequest, run, newest=True)`: its type, then its fields but
         for the id. It may be sent again, as it or its reply may be lost with a line.
 
+        An agent that names the run's lead instead is followed there, once.
         Raises RefusedError, NotAuthorisedError, VersionError or ProtocolError for what the agent says, UnreachableError
         if it says nothing, InvalidInputError for a request that is too large, and ClosedError without a connection."""
         return await self.reply_to(request(uuid.uuid4().hex, *args, **fields))
 
     async def reply_to(self, request: Request[R]) -> R:
         """Return the reply to a request that has its id; otherwise as `ask`."""
-        reply = check_reply(await self._exchange(request), reply_type(type(request)))
+        answer = await self._exchange(request)
+        if (lead := self._lead_of(answer)) is not None:
+            async with lead:
+                answer = await lead._exchange(request)
+        reply = check_reply(answer, reply_type(type(request)))
         if isinstance(reply, Snapshot):
             self._learn({peer.address: peer.key for peer in reply.peers})
         return reply
@@ -236,16 +252,11 @@ class Client:
         lead = None
         async with contextlib.aclosing(self._converse(command)) as replies:
             async for reply in replies:
-                if isinstance(reply, Refusal) and reply.code == "not-lead" and reply.lead:
-                    lead = reply.lead
-                    self._learn({lead: reply.lead_key})
+                if (lead := self._lead_of(reply)) is not None:
                     break
                 yield check_reply(reply, CommandReply)
         if lead is not None:
-            async with (
-                Client(lead, by=self.by, timeout_seconds=self.timeout_seconds, keys=self.keys) as client,
-                contextlib.aclosing(client._converse(command)) as replies,
-            ):
+            async with lead, contextlib.aclosing(lead._converse(command)) as replies:
                 async for reply in replies:
                     yield check_reply(reply, CommandReply)
 

@@ -68,6 +68,21 @@ async def attach_cluster(
         await cluster.close()
 
 
+async def conducting(client: Client) -> AsyncGenerator[Item, None]:
+    """Return what `Client.attach` gives, of the agent that `client` is connected to until another one conducts, then of
+    that one, which a Snapshot begins; not that a line is being made, which says nothing once there was one."""
+    conducts = ""
+    items = attach_cluster(client.address, 0, by=client.by, timeout_seconds=client.timeout_seconds, keys=client.keys)
+    async with contextlib.aclosing(items):
+        async for node, item in items:
+            if isinstance(item, Snapshot) and node != conducts:
+                conducts = node
+                yield Connection("connected", time.monotonic())
+            of_another = node not in ("", conducts) or isinstance(item, NodeView)  # just conducted: it is one of them
+            if not of_another and getattr(item, "state", "") != "connecting":
+                yield item
+
+
 class _Watch:
     """One agent's attachment, run by a task of its own."""
 

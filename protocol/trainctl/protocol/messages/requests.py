@@ -201,6 +201,10 @@ class LogRequest(Request[LogPart], tag="log-request", frozen=True, forbid_unknow
     limit_bytes: Annotated[int, Meta(ge=1, le=262144)] = 65536
 
 
+ATTEND_SECONDS = 5.0
+"""Seconds between two messages of a viewer that it is there."""
+
+
 class AttendRequest(Request[Viewers], tag="attend-request", frozen=True, forbid_unknown_fields=True):
     """Reports an attached client, or only requests the list of clients. Sent every 5 s; expires after 20 s."""
 

@@ -69,7 +69,8 @@ def call_all(addresses: Mapping[str, str], work: "Callable[[Mapping[str, Client]
 
 
 def find_lead(addresses: Sequence[str], run: str | None = None) -> str:
-    """Call `lead.find_lead`, or `lead.find_run` if a run is given. A single address is returned without asking it."""
+    """Return the address of the agent that leads a run, by default the active one; a single address isn't asked.
+    Raises what `cluster.find_lead` and `find_run` raise."""
     if len(addresses) == 1:
         return addresses[0]
     from trainctl.protocol.client import cluster
@@ -78,8 +79,8 @@ def find_lead(addresses: Sequence[str], run: str | None = None) -> str:
 
 
 def all_runs(addresses: Sequence[str], seconds: float = ANSWER_SECONDS) -> tuple[RunSummary, ...]:
-    """Call `lead.all_runs`. A single agent has so many seconds to answer; one that only hosts a rank is replaced by the
-    active run's lead."""
+    """Return the runs that several agents know, newest first. A single agent has so many seconds to answer; one that
+    only hosts a rank is replaced by the active run's lead."""
     if len(addresses) == 1:
         return call(addresses[0], lambda client: client.ask(RunsRequest), answer_seconds=seconds, lead=True).runs
     from trainctl.protocol.client import cluster
@@ -88,7 +89,7 @@ def all_runs(addresses: Sequence[str], seconds: float = ANSWER_SECONDS) -> tuple
 
 
 def find_any(addresses: Sequence[str]) -> str:
-    """Call `lead.find_any`."""
+    """Return the first address at which an agent answers soon. Raises UnreachableError if none does."""
     from trainctl.protocol.client import cluster
 
     return asyncio.run(cluster.find_any(addresses))

@@ -18,6 +18,7 @@ from trainctl.protocol.analysis import story
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
 from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
+    ATTEND_SECONDS,
     Alerts,
     AttendRequest,
     Event,
@@ -40,7 +41,6 @@ from trainctl.tui.cli import agent_call, output, runs, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, JsonLines, subcommands
 from trainctl.tui.cli.runs import RunAtAgent
 from trainctl.tui.state import run_events
-from trainctl.tui.state.lead_client import ATTEND_SECONDS, LeadClients, conducting
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -125,6 +125,8 @@ async def lines(
     ended; `everywhere` continues with another node's agent when that conducts. Raises UnreachableError if no agent
     answers at first; later it waits for one.
     """
+    from trainctl.protocol.client.cluster import conducting  # ZeroMQ: not for `--help`
+
     first = await client.ask(SnapshotRequest, 0, run)
     place = RunCursor(run or (first.run.run if first.run is not None else ""))
     if not from_start:
@@ -135,13 +137,17 @@ async def lines(
         yield view
     connection, boots = "connecting", {first.node.node: first.boot}
     attachment: AsyncGenerator[Item, None] = conducting(client) if everywhere else client.attach(0)
-    async with contextlib.aclosing(attachment), LeadClients(client, first.node.node) as clients:
+    own = client
+    async with contextlib.aclosing(attachment), contextlib.AsyncExitStack() as opened:
         while not (until_end and place.ended):
             item = await anext(attachment)
             news: list[Line] = []
             match item:
                 case Snapshot():
-                    client = await clients.of(item.node)
+                    if item.node.node == first.node.node:
+                        client = own
+                    elif item.node.address != client.address:
+                        client = await opened.enter_async_context(own.at(item.node.address))
                     if boots.setdefault(item.node.node, item.boot) != item.boot:
                         boots[item.node.node] = item.boot
                         yield Restarted()

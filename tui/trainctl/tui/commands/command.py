@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trainctl.protocol.errors import ExpiredError, InvalidInputError, RefusedError, TrainctlError
 from trainctl.protocol.messages import FINAL_COMMAND_STATES, CommandReply, Snapshot, SnapshotRequest, verbs
-from trainctl.tui.state.lead_client import client_like
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -111,7 +110,7 @@ async def _hand_over(client: "Client", order: Order) -> CommandReply:
     elsewhere = _receiver(seen, order)
     if elsewhere is None:
         return await client.send(order.verb, dict(order.args), wait="none", **order.options)
-    async with client_like(client, elsewhere) as other:
+    async with client.at(elsewhere) as other:
         return await other.send(order.verb, dict(order.args), wait="none", **order.options)
 
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import TrainctlError, UnreachableError
-from trainctl.protocol.messages import AttendRequest, HistoryRequest, Snapshot, SnapshotRequest
+from trainctl.protocol.messages import ATTEND_SECONDS, AttendRequest, HistoryRequest, Snapshot, SnapshotRequest
 from trainctl.tui.state import reducer
-from trainctl.tui.state.lead_client import ATTEND_SECONDS
 from trainctl.tui.state.merged_log import PART_BYTES, LogTail, failed, take
 from trainctl.tui.state.source import Connect, Source
 from trainctl.tui.state.view_state import Arrived, Clock, Incoming, ViewState
