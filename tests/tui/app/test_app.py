@@ -21,6 +21,7 @@ from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.pilot import Pilot
 
+from trainctl.protocol.messages import DryRun
 from trainctl.tui.app import keymap, launch
 from trainctl.tui.app.app import TrainctlApp
 from trainctl.tui.app.keymap import EVERYWHERE
@@ -59,6 +60,17 @@ async def test_the_command_line_checks_previews_sends_and_reports() -> None:
     ((verb, args, options), (second, _, _)) = source.commands
     assert (verb, args, second) == ("resize-batch", {"micro": 6}, "pause")
     assert options.items() >= {"node": None, "run": "stdlib-20261120-142900", "if_plan": None}.items()
+
+
+async def test_a_new_lead_is_judged_by_agents() -> None:
+    source, refused = source_of(1), "atlas already leads stdlib-20261120-142900"
+    source.dry_runs = lambda asked: DryRun(rid="r", run="", verb=asked.verb, refused=refused, field="node")
+
+    async def play(pilot: Pilot[int], app: TrainctlApp) -> None:
+        await pilot.press("colon", *"promote --node atlas")
+        await until(pilot, lambda: f"node: {refused}" in hint(app))
+
+    await driven(source, play)
 
 
 async def test_new_steps_reach_the_screen_and_a_dialog_keeps_its_plan() -> None:
