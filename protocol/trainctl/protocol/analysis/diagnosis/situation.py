@@ -78,6 +78,12 @@ class Situation:
         return pace.trimmed(known) if known else None
 
     @cached_property
+    def data_waits(self) -> dict[int, float]:
+        """Return the mean seconds of a step that ranks wait for data, of those that wait long."""
+        whole, waits = self.step_seconds, {rank: its.data_mean for rank, its in self.ranks.items()}
+        return {rank: wait for rank, wait in waits.items() if whole and pace.waits_for_data(wait, whole, self.alerts)}
+
+    @cached_property
     def sync_seconds(self) -> float:
         """Trimmed mean seconds of the sum itself, without waits for slower ranks."""
         return pace.trimmed([pace.shared_sync(parts) for parts in self.recent]) if self.recent else 0.0
@@ -242,11 +248,6 @@ class Situation:
     def alerts(self) -> AlertsTable:
         """The run's thresholds."""
         return self.facts.config.alerts if self.facts.config is not None else AlertsTable()
-
-    @property
-    def data_part(self) -> float:
-        """Part of a step from which waiting for data is a cause."""
-        return self.alerts.data_wait_percent / 100
 
     @property
     def split_gain(self) -> float:

@@ -172,15 +172,16 @@ def slow_disk(s: Situation, node: str) -> Iterator[Verdict]:
     said = [_pressure(s, node, "io").replace("io", "I/O")] if waits is not None else []
     said += [f"the disk is busy {busy:.0f} % of the time"] if busy is not None else []
     is_busy = (waits or 0.0) >= IO_PRESSURE or (busy or 0.0) >= DISK_BUSY
-    late = {rank: s.ranks[rank].data_mean for rank in s.ranks_of(node) if _data_part(s, rank) >= s.data_part}
-    if not is_busy or not late:
-        hidden = f"; data take under {percent(s.data_part)} of a step" if is_busy else ""
+    late = {rank: s.data_waits[rank] for rank in s.ranks_of(node) if rank in s.data_waits}
+    if not is_busy or not late or not s.step_seconds:
+        hidden = "; no rank waits long for data" if is_busy else ""
         yield Clear(f"{', '.join(said)}{hidden}", node)
         return
     rank = max(late, key=lambda one: late[one])
     read = s.reading(node, "disk_read_bytes_per_second")
     said += [f"{megabytes(read)}/s read"] if read is not None else []
-    said.append(f"{s.label(rank)} waits {seconds(late[rank])} for data in a step, {percent(_data_part(s, rank))} of it")
+    part = percent(late[rank] / s.step_seconds)
+    said.append(f"{s.label(rank)} waits {seconds(late[rank])} for data in a step, {part} of it")
     usual = {one: max(late[one] - _usual_data(s, one), 0.0) for one in late}
     yield Found(f"{node}'s disk is slow", tuple(said), node, what_if=s.without(usual, f"{node}'s waits for its disk"),
                 values={"node": node, "prefetch": more_prefetch(s)})  # fmt: skip
@@ -190,10 +191,6 @@ def more_prefetch(s: Situation) -> int | None:
     """A larger `data.prefetch`; None if it is the largest already, or not known."""
     prefetch = s.facts.config.data.prefetch if s.facts.config is not None else MOST_PREFETCH
     return min(max(2 * prefetch, 4), MOST_PREFETCH) if prefetch < MOST_PREFETCH else None
-
-
-def _data_part(s: Situation, rank: int) -> float:
-    return s.ranks[rank].data_mean / s.step_seconds if s.step_seconds else 0.0
 
 
 def _usual_data(s: Situation, rank: int) -> float:

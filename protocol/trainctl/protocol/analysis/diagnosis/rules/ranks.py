@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from statistics import median, quantiles
 
-from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared_sync, waits_for_data
+from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared_sync
 from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, cpu_pressure, is_crowded, more_prefetch
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent
@@ -41,7 +41,7 @@ def late_data(s: Situation) -> Iterator[Verdict]:
     if not s.ranks or not whole:
         yield NO_STEPS
         return
-    late = {rank: its.data_mean for rank, its in s.ranks.items() if waits_for_data(its.data_mean, whole, s.alerts)}
+    late = s.data_waits
     what_if = s.without(late, "waits for data") if late else None
     most = max(its.data_mean for its in s.ranks.values())
     if what_if is None or what_if.part < LEAST_GAIN:

@@ -112,10 +112,10 @@ def tokens_cached(s: Situation) -> Iterator[Verdict]:
     """Tokens that are read from the disk in each step, and waited for."""
     for node in dict.fromkeys(its.node for its in s.ranks.values()):
         read = s.reading(node, "disk_read_bytes_per_second")
-        late = max(s.ranks[rank].data_mean for rank in s.ranks_of(node))
+        late = max([s.data_waits.get(rank, 0.0) for rank in s.ranks_of(node)])
         if read is None or not s.step_seconds:
             yield Unknown(f"bytes read from {node}'s disk", node)
-        elif read < DISK_READ or late < s.data_part * s.step_seconds:
+        elif read < DISK_READ or not late:
             yield Clear(f"{megabytes(read)}/s read from {node}'s disk", node)
         else:
             said = f"{megabytes(read)}/s read from the disk, {seconds(late)} of a step waiting for data"
