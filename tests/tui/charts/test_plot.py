@@ -177,13 +177,13 @@ def test_live_readings_of_machines_follow_at_any_pace() -> None:
     for step in range(whole + 1, whole + 101):
         values = {"cpu_percent": float(step)} if step % 40 == 0 else {}
         part = msgspec.structs.replace(part, step=step, values=values)
-        state = dataclasses.replace(state, parts={0: (*state.parts[0], part)[-reducer.RECENT_PARTS :]})
+        state = msgspec.structs.replace(state, parts={0: (*state.parts[0], part)[-reducer.RECENT_PARTS :]})
         tails = history.collected(tails, state, (chart,))
         assert not history.is_torn(answer, state, tails)
     found = history.window_of([answer], state, ("cpu_percent", 0), (1, whole + 100), tails)
     assert found.last.tolist() == [50.0, *(float(step) for step in range(whole + 1, whole + 101) if step % 40 == 0)]
     later = msgspec.structs.replace(part, step=whole + 200)
-    state = dataclasses.replace(state, parts={0: (later,)})
+    state = msgspec.structs.replace(state, parts={0: (later,)})
     assert history.is_torn(answer, state, history.collected(tails, state, (chart,)))
 
 
@@ -202,7 +202,7 @@ def test_live_values_go_after_what_the_record_answered_and_a_hole_is_seen() -> N
     assert windowed.newest_step == 118
     assert len(windowed) == 118
     assert not history.is_torn(early, state, {})
-    later = dataclasses.replace(state, recent={("loss", None): window({130: 1.0, 131: 2.0})})
+    later = msgspec.structs.replace(state, recent={("loss", None): window({130: 1.0, 131: 2.0})})
     assert history.is_torn(early, later, {})
 
 
@@ -214,7 +214,7 @@ def test_what_no_snapshot_carries_is_drawn_from_the_run_s_beginning(metric: str)
     last, view = run.step, ChartView((vw.Chart((Pick(metric),)),))
     whole = answered(run, view, 1, last, columns=40)
     attached, alone = window(dict.fromkeys(range(last - 20, last + 1), 0.5)), (metric, None)
-    state = dataclasses.replace(state, windows={**state.windows, alone: attached}, recent={alone: attached})
+    state = msgspec.structs.replace(state, windows={**state.windows, alone: attached}, recent={alone: attached})
     assert whole.windows[alone].bucket_steps > 1
     drawn = history.window_of([whole], state, alone, (1, last))
     assert drawn.first[0] <= whole.windows[alone].bucket_steps
@@ -227,7 +227,7 @@ def test_what_ranks_say_of_waits_is_collected_without_doubles() -> None:
     tails: dict[history.Key, s.Window] = {}
     drawn = [vw.Chart((Pick("wait_seconds", vw.ALL_RANKS), Pick("memory_bytes", vw.ALL_RANKS), Pick("loss")))]
     for step in (*range(1, 9), *range(5, 12), *range(40, 43)):
-        state = dataclasses.replace(state, parts={0: (msgspec.structs.replace(part, step=step),)})
+        state = msgspec.structs.replace(state, parts={0: (msgspec.structs.replace(part, step=step),)})
         tails = history.collected(tails, state, drawn)
         if step == 11:
             assert tails["wait_seconds", 0].first.tolist() == list(range(1, 12))

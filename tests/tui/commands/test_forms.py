@@ -1,7 +1,5 @@
 """Commands as typed: the grammar, completions, checks, what a dialog promises, and outcomes in words."""
 
-import dataclasses
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -37,7 +35,7 @@ def test_a_command_is_read_as_on_the_command_line() -> None:
 
 def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
     event = m.Event(40, CLOCK.at_wall, "info", "auto", Evaluated(1.9031, 2.14), step=60, run=run_view(1).run)
-    timed = dataclasses.replace(STATE, events=(event,))
+    timed = msgspec.structs.replace(STATE, events=(event,))
     assert preview(Order("evaluate"), timed).text.endswith(", took 2.14 s; curve unchanged")
     assert "took" not in preview(Order("evaluate"), STATE).text
 
@@ -118,7 +116,7 @@ def test_what_changes_nothing_is_known_before_it_is_sent() -> None:
 
 def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
     offered = (("set-lr", ""), ("evaluate", "no evaluation function was given"))
-    guest = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, kind="guest", verbs=offered))
+    guest = msgspec.structs.replace(FLEET, run=msgspec.structs.replace(FLEET.run, kind="guest", verbs=offered))
     expected = {"set-lr": "", "note": "", "evaluate": "no evaluation function was given",
                 "rebalance": "a different program trains this run"}  # fmt: skip
     assert {verb: c.form(verb, guest).blocked for verb in expected} == expected
@@ -126,7 +124,9 @@ def test_a_verb_that_the_run_does_not_take_is_not_sent() -> None:
         text: preview(arguments.parse(text), guest).text for text in ("evaluate", "rebalance auto=true", "checkpoint")
     }
     assert [*told.values()] == ["no evaluation function was given", *["a different program trains this run"] * 2]
-    hosted = dataclasses.replace(FLEET, run=msgspec.structs.replace(FLEET.run, verbs=(("evaluate", "none held out"),)))
+    hosted = msgspec.structs.replace(
+        FLEET, run=msgspec.structs.replace(FLEET.run, verbs=(("evaluate", "none held out"),))
+    )
     assert [c.form(verb, hosted).blocked for verb in ("evaluate", "checkpoint")] == ["none held out", ""]
 
 

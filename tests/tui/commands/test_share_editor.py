@@ -1,6 +1,5 @@
 """The split of the global batch: it sums to the batch, and shows and sends what the lead chooses."""
 
-import dataclasses
 import random
 from typing import Any
 
@@ -170,7 +169,7 @@ def test_ranks_are_compared_over_the_newest_step_that_all_reported() -> None:
     ahead = msgspec.structs.replace(MIXED.ranks[0].value, step=119, boot=MIXED.boot, seq=MIXED.seq + 1)
     state = reducer.apply(MIXED, ahead, CLOCK.at_monotonic)
     assert {part.step for part in rank_rows.common_parts(state).values()} == {118}
-    gone = dataclasses.replace(state, parts={**state.parts, 0: (ahead,)})
+    gone = msgspec.structs.replace(state, parts={**state.parts, 0: (ahead,)})
     assert rank_rows.common_parts(gone) == {}
 
 

@@ -177,7 +177,7 @@ def test_a_neighbour_s_effect_is_not_credited_and_no_change_has_none() -> None:
     state = GROUP
     window = state.lately("tokens_per_second")
     rates = dataclasses.replace(window, last=np.where(window.first < 100, 100.0, 200.0))
-    state = dataclasses.replace(state, recent={**state.recent, ("tokens_per_second", None): rates})
+    state = msgspec.structs.replace(state, recent={**state.recent, ("tokens_per_second", None): rates})
 
     def rebalance(number: int, step: int, before: int = 1, after: int = 2) -> m.Event:
         return m.Event(
@@ -186,13 +186,13 @@ def test_a_neighbour_s_effect_is_not_credited_and_no_change_has_none() -> None:
         )  # fmt: skip
 
     first, second = rebalance(21, 92), rebalance(22, 100)
-    both = dataclasses.replace(state, events=(first, second))
+    both = msgspec.structs.replace(state, events=(first, second))
     assert events_table.effect(both, second) == pytest.approx(1.0)
     assert events_table.effect(both, first) == pytest.approx(0.0)
-    assert events_table.effect(dataclasses.replace(both, events=(first, rebalance(23, 96), second)), first) is None
+    assert events_table.effect(msgspec.structs.replace(both, events=(first, rebalance(23, 96), second)), first) is None
     same = rebalance(24, 100, 2, 2)
     assert events_table.effect(both, same) is None
-    assert marks_of.numbered(dataclasses.replace(both, events=(first, same))) == {21: "21"}
+    assert marks_of.numbered(msgspec.structs.replace(both, events=(first, same))) == {21: "21"}
 
 
 def test_a_mark_keeps_its_number_when_more_commands_come() -> None:
@@ -200,7 +200,7 @@ def test_a_mark_keeps_its_number_when_more_commands_come() -> None:
     first = next(event for event in ALONE.run_events if event.verb == "resize-batch")
     more = [msgspec.structs.replace(first, id=100 + index, step=100 + index) for index in range(8)]
     before = marks_of.numbered(ALONE)
-    after = marks_of.numbered(dataclasses.replace(ALONE, events=(*ALONE.run_events, *more)))
+    after = marks_of.numbered(msgspec.structs.replace(ALONE, events=(*ALONE.run_events, *more)))
     assert len(after) == marks_of.MAX_MARKS
     assert len(set(after.values())) == len(after)
     kept = before.keys() & after.keys()

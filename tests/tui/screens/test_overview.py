@@ -36,7 +36,7 @@ def test_a_wide_head_has_the_best_and_the_worst_case_beside_the_eta() -> None:
     assert ALONE.last_step is not None
     left = {"time_left_seconds": 3600.0, "time_left_best_seconds": 3300.0, "time_left_worst_seconds": 4500.0}
     last = msgspec.structs.replace(ALONE.last_step.value, values=left)
-    state = dataclasses.replace(ALONE, last_step=md.Seen(last, CLOCK.at_monotonic))
+    state = msgspec.structs.replace(ALONE, last_step=md.Seen(last, CLOCK.at_monotonic))
     assert "ETA 1h 00m, 15:31 (55m 00s to 1h 15m)" in texts(header.lines(state, CLOCK, 120, rows=2))[0]
     assert "ETA 1h 00m" in (narrow := texts(header.lines(state, CLOCK, 80, rows=2))[0])
     assert " to " not in narrow
@@ -87,7 +87,7 @@ def test_while_the_lead_s_agent_is_silent_the_run_is_not_shown_as_running(column
     assert "WAITING FOR studio's AGENT 2m 05s" in head(silent, 125)
     assert FLEET.run is not None
     for changes in ({"kind": "guest"}, {"lead": "mbp"}, {"state": "finished"}):
-        other = dataclasses.replace(silent, run=msgspec.structs.replace(FLEET.run, **changes))
+        other = msgspec.structs.replace(silent, run=msgspec.structs.replace(FLEET.run, **changes))
         assert "WAITING" not in head(other, 12) and "agent silent 12s" in head(other, 12)
 
 
@@ -105,7 +105,7 @@ def test_how_a_run_ended_is_said_and_when_it_would_have_is_not(state: m.RunState
 )
 @settings(max_examples=60, deadline=None)
 def test_every_size_is_filled_exactly(columns: int, rows: int, state: md.ViewState, lettered: bool) -> None:
-    made = page(dataclasses.replace(state, lettered=lettered), CLOCK, columns, rows, selected=2)
+    made = page(msgspec.structs.replace(state, lettered=lettered), CLOCK, columns, rows, selected=2)
     assert len(made) == rows
     assert {ln.width(pieces) for pieces in made} == {columns}
 
@@ -128,10 +128,10 @@ def test_of_many_ranks_the_chart_has_their_span_the_selected_one_and_the_straggl
     assert state.run is not None
     many = tuple(msgspec.structs.replace(state.run.ranks[0], rank=rank, node=f"node-{rank}") for rank in range(8))
     run = msgspec.structs.replace(state.run, ranks=many)
-    wide = dataclasses.replace(state, run=run)
+    wide = msgspec.structs.replace(state, run=run)
     panel = overview.busy_panel(wide, selected=1)
     assert [track.label for track in panel.traces] == ["step", "mean", "node-1", "node-2"]
-    calm = dataclasses.replace(state, run=msgspec.structs.replace(run, straggler=None))
+    calm = msgspec.structs.replace(state, run=msgspec.structs.replace(run, straggler=None))
     span = panel.traces[1]
     assert span.band and (span.window.minimum[-1], span.window.maximum[-1]) == pytest.approx((0.26, 0.37), abs=0.005)
     assert [track.label for track in overview.rate_panel(calm).traces] == ["mean"]

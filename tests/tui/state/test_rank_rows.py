@@ -1,6 +1,5 @@
 """What a rank's row, status and charts say: its waits, its peak memory, and the compiler's time."""
 
-import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -39,7 +38,9 @@ def test_a_wait_is_unknown_while_reports_are_still_to_come() -> None:
     waits = [row.wait for row in rank_rows.rows(reducer.apply(state, ahead, CLOCK.at_monotonic), CLOCK)]
     assert waits == [row.wait for row in rank_rows.rows(state, CLOCK)]
     assert None not in waits
-    alone = dataclasses.replace(state, parts={**state.parts, 0: (ahead,)}, ranks={**state.ranks, 0: md.Seen(ahead, 0)})
+    alone = msgspec.structs.replace(
+        state, parts={**state.parts, 0: (ahead,)}, ranks={**state.ranks, 0: md.Seen(ahead, 0)}
+    )
     assert [row.wait for row in rank_rows.rows(alone, CLOCK)] == [None] * 3
 
 
@@ -64,7 +65,7 @@ def test_ranks_that_are_out_have_no_part_in_the_sums() -> None:
     assert [view.node for view in SHRUNK.run.live_ranks] == ["torch-a"]
     assert SHRUNK.run.reporting == [0]
     assert rank_rows.sum_of_own_rates(SHRUNK) == pytest.approx(5200, rel=0.02)
-    alone, step = dataclasses.replace(ALONE, recent={}), rank_step(run_view(1), 118, 0)
+    alone, step = msgspec.structs.replace(ALONE, recent={}), rank_step(run_view(1), 118, 0)
     busy = step.phases.data + step.phases.forward + step.phases.backward
     assert rank_rows.own_rate(alone, 0, alone.ranks[0]) == pytest.approx(step.tokens / busy)
     assert [row.step is None for row in rank_rows.rows(SHRUNK, CLOCK)] == [False, True, True]
@@ -73,7 +74,7 @@ def test_ranks_that_are_out_have_no_part_in_the_sums() -> None:
 def test_efficiency_is_of_the_present_plan_alone_and_unknown_if_a_rank_of_it_is() -> None:
     state = GROUP
     alone = msgspec.structs.replace(run_view(3), ranks=run_view(3).ranks[:1])
-    assert rank_rows.efficiency(dataclasses.replace(state, run=alone)) is None, "as to a node that doesn't conduct"
+    assert rank_rows.efficiency(msgspec.structs.replace(state, run=alone)) is None, "as to a node that doesn't conduct"
     assert rank_rows.efficiency(state) == pytest.approx(3048 / 0.4 / (5200 + 4900 + 690), rel=0.02)
     view = msgspec.structs.replace(drained(run_view(3), 2), seq=state.seq + 1, plan_version=5)
     state = reducer.apply(state, view, CLOCK.at_monotonic)

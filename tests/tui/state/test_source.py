@@ -91,10 +91,10 @@ async def following(source: TwoRuns) -> AsyncIterator[LiveFeed]:
 async def taken(feed: LiveFeed, source: TwoRuns, *messages: Any) -> None:
     """What came has been taken in, each under the next number."""
     for message in messages:
-        source.more.put_nowait(msgspec.structs.replace(message, boot=feed.live.boot, seq=feed.live.seq + 1))
-        while not source.more.empty() or not feed._waiting:
+        seq = feed.live.seq + 1
+        source.more.put_nowait(msgspec.structs.replace(message, boot=feed.live.boot, seq=seq))
+        while feed.live.seq != seq:
             await asyncio.sleep(0)
-        feed.live  # noqa: B018  takes it in
 
 
 def step(of: m.RunView, number: int) -> m.StepCommitted:

@@ -44,6 +44,7 @@ async def running(
     app = app_of(source, **options)
     async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: app.live.heard_at is not None or not source.messages)
+        await until(pilot, lambda: not app.feed._waiting)
         await pilot.pause()
         yield pilot, app
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime
 import functools
 import os
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
@@ -135,7 +135,7 @@ class TrainctlApp(TerminalApp):
         opened = self.feed.opened
         if opened is None:
             return self.live
-        return dataclasses.replace(opened, connection=self.live.connection, heard_at=self.live.heard_at)
+        return msgspec.structs.replace(opened, connection=self.live.connection, heard_at=self.live.heard_at)
 
     @property
     def badge(self) -> str:

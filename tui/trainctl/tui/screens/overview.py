@@ -43,7 +43,7 @@ class ChartCache:
         self._drawn: list[Line] = []
 
     def lines(self, state: ViewState, columns: int, room: int, selected: int | None = None) -> list[Line]:
-        shown = (state.values, state.events, state.run, columns, room, selected)
+        shown = (state.revision, state.events, state.run, columns, room, selected)
         if len(shown) != len(self._shown) or any(a is not b for a, b in zip(shown, self._shown, strict=True)):
             self._shown, self._drawn = shown, chart_lines(state, columns, room, selected)
         return self._drawn

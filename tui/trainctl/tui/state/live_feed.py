@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import uuid
 from collections.abc import Callable, Mapping
+
+import msgspec
 
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.errors import TrainctlError, UnreachableError
@@ -16,8 +17,10 @@ from trainctl.tui.state.view_state import Arrived, Clock, Incoming, ViewState
 
 RETRY_SECONDS = 1.0
 SNAPSHOT_COLUMNS = 200
+TOGETHER_SECONDS = 0.02
+"""Time within which messages that arrive are taken into the state together: that costs a fraction of each alone."""
 MAX_WAITING = 256
-"""Messages that are taken into the state together at most, so that it never takes long."""
+"""Messages that are taken in together at most, so that it never takes long."""
 _HISTORY_STEPS = 256
 _HISTORY_METRICS = (
     "loss",
@@ -31,11 +34,8 @@ _HISTORY_METRICS = (
 
 
 class LiveFeed:
-    """The live state and the client it comes through. `arrived` is called after each snapshot was taken, `told` when
-    something else has come.
-
-    Messages wait until somebody looks at the state: all of a moment taken in together cost a fraction of each alone.
-    """
+    """The live state and the client it comes through. `arrived` is called after each snapshot was taken in, `told`
+    after each other message."""
 
     def __init__(
         self,
@@ -46,23 +46,12 @@ class LiveFeed:
         unread: ViewState,
     ) -> None:
         self._connect, self._clock, self._arrived, self._told = connect, clock, arrived, told
-        self._unread = self._live = unread  # nothing known yet
-        self._opened: ViewState | None = None
-        self._waiting: list[Arrived] = []
+        self._unread = self.live = unread  # nothing known yet
+        self.opened: ViewState | None = None
+        """The run that was opened beside the one that is followed: as it stands if it is live, else as recorded."""
         self.client: Source | None = None
-
-    @property
-    def live(self) -> ViewState:
-        """Return the state after all that has come."""
-        self._take_waiting()
-        return self._live
-
-    @property
-    def opened(self) -> ViewState | None:
-        """Return the run that was opened beside the one that is followed: as it stands if it is live, else as
-        recorded."""
-        self._take_waiting()
-        return self._opened
+        self._waiting: list[Arrived] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     async def snapshot_of(self, run: str) -> Snapshot:
         """Raise TrainctlError."""
@@ -85,33 +74,41 @@ class LiveFeed:
     def show_beside(self, snapshot: Snapshot | None) -> None:
         """Show the snapshot's run beside the one that is followed; None: no other run."""
         self._take_waiting()
-        opened = reducer.apply(self._unread, snapshot, self._clock.monotonic()) if snapshot is not None else None
-        self._opened = opened
+        self.opened = reducer.apply(self._unread, snapshot, self._clock.monotonic()) if snapshot is not None else None
 
     def _take_waiting(self) -> None:
-        if not self._waiting:
-            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         waiting, self._waiting = self._waiting, []
-        self._live = reducer.take_all(self._live, waiting)
-        if self._opened is not None and self._opened.active:
-            run = self._opened.run.run if self._opened.run is not None else ""
-            news = [item for item in waiting if not isinstance(item[1], Snapshot)]
+        if not waiting:
+            return
+        self.live = reducer.take_all(self.live, waiting)
+        news = [item for item in waiting if not isinstance(item[1], Snapshot)]
+        if self.opened is not None and self.opened.active:
+            run = self.opened.run.run if self.opened.run is not None else ""
             own = [item for item in news if getattr(item[1], "run", "") in ("", run)]  # about it, or about no run
-            self._opened = reducer.take_all(self._opened, own)
+            self.opened = reducer.take_all(self.opened, own)
+        for _, message, _ in news:
+            self._told(message)
 
     async def keep_up(self) -> None:
         """Follow the agents, and begin again whenever the client gives up; it ends by being cancelled."""
-        while True:
-            try:
-                async with self._connect() as client, contextlib.aclosing(client.follow(SNAPSHOT_COLUMNS)) as items:
-                    self.client = client
-                    async for node, message in items:
-                        self._take(node, message)
-            except TrainctlError as error:
-                self._take("", Connection("silent", self._clock.monotonic(), str(error)))
-            finally:
-                self.client = None
-            await asyncio.sleep(RETRY_SECONDS)
+        try:
+            while True:
+                try:
+                    async with self._connect() as client, contextlib.aclosing(client.follow(SNAPSHOT_COLUMNS)) as items:
+                        self.client = client
+                        async for node, message in items:
+                            self._take(node, message)
+                except TrainctlError as error:
+                    self._take("", Connection("silent", self._clock.monotonic(), str(error)))
+                finally:
+                    self.client = None
+                await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
 
     async def attend(self, read_only: Callable[[], bool]) -> None:
         """Say every few seconds that somebody is here, and learn who else is; it ends by being cancelled."""
@@ -121,21 +118,23 @@ class LiveFeed:
             if client is not None:
                 with contextlib.suppress(TrainctlError):
                     reply = await client.lead.ask(AttendRequest, viewer, client.by[:64], read_only=read_only())
-                    self._live = dataclasses.replace(self.live, viewers=reply.viewers)
+                    self.live = msgspec.structs.replace(self.live, viewers=reply.viewers)
             await asyncio.sleep(ATTEND_SECONDS if client is not None else RETRY_SECONDS)
 
     def _take(self, node: str, message: Incoming) -> None:
-        """Keep a message for the screen, which follows at its own pace."""
+        """Take a snapshot in at once, and any other message soon, with those that come by then."""
         self._waiting.append((node, message, self._clock.monotonic()))
         if isinstance(message, Snapshot):
+            self._take_waiting()
             self._arrived()
-        else:
-            self._told(message)
-            if len(self._waiting) >= MAX_WAITING:
-                self._take_waiting()
+        elif len(self._waiting) >= MAX_WAITING:
+            self._take_waiting()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TOGETHER_SECONDS, self._take_waiting)
 
     async def refine(self) -> None:
         """Fetch the last steps one by one where the state has them only in buckets."""
+        self._take_waiting()
         run = self.live.run
         coarse = any(window.bucket_steps > 1 for (_, rank), window in self.live.recent.items() if rank is not None)
         if run is None or not coarse or self.client is None:
@@ -146,7 +145,7 @@ class LiveFeed:
             history = await self.client.lead.ask(
                 HistoryRequest, run.run, metrics, first_step=first, columns=_HISTORY_STEPS
             )
-            self._live = reducer.apply_history(self.live, run.run, history)
+            self.live = reducer.apply_history(self.live, run.run, history)
 
 
 LOG_POLL_SECONDS = 1.0

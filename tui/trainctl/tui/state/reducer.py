@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
-import msgspec
+from msgspec import structs
 
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import (
@@ -53,25 +53,17 @@ def apply(state: ViewState, message: Incoming, now: float) -> ViewState:
     """Return the state after a message. One of another run, or already in it (same boot, seq at or below), changes
     nothing."""
     if isinstance(message, Connection):
-        return replace(state, connection=message)
+        return structs.replace(state, connection=message)
     if isinstance(message, Snapshot):
         return _open(state, message, now)
     if isinstance(message, NodeView):  # of one that is not another's any more: its snapshot follows
         return state
     if isinstance(message, Heartbeat):
         heartbeat = Seen(message, now) if message.boot == state.boot else state.heartbeat
-        return _with(state, heard_at=now, heartbeat=heartbeat)
+        return structs.replace(state, heard_at=now, heartbeat=heartbeat)
     if message.boot != state.boot or message.seq <= state.seq:
-        return _with(state, heard_at=now)
-    return _live(_with(state, heard_at=now, seq=message.seq), message, now)
-
-
-def _with(state: ViewState, **changes: object) -> ViewState:
-    """Return the state with other values: `dataclasses.replace` would go through all fields for each of many
-    messages."""
-    view_state = object.__new__(ViewState)
-    view_state.__dict__.update(state.__dict__, **changes)
-    return view_state
+        return structs.replace(state, heard_at=now)
+    return _live(structs.replace(state, heard_at=now, seq=message.seq), message, now)
 
 
 def take(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
@@ -86,11 +78,13 @@ def take(state: ViewState, node: str, message: Incoming, now: float) -> ViewStat
 def take_all(state: ViewState, arrived: Iterable[Arrived]) -> ViewState:
     """Return the state after all that arrived, with each mapping copied once: that would be most of the work for many
     nodes."""
-    state = _with(state, **{name: _Draft(getattr(state, name)) for name in _MAPPINGS})
+    state = structs.replace(state, **{name: _Draft(getattr(state, name)) for name in _MAPPINGS})
     for node, message, now in arrived:
         state = take(state, node, message, now)
     mappings = {name: getattr(state, name) for name in _MAPPINGS}
-    return _with(state, **{name: _frozen(value) for name, value in mappings.items() if isinstance(value, _Draft)})
+    return structs.replace(
+        state, **{name: _frozen(value) for name, value in mappings.items() if isinstance(value, _Draft)}
+    )
 
 
 class _Draft(dict[K, V]):
@@ -120,14 +114,14 @@ def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> V
         case Heartbeat():
             heard = replace(heard, lag_seconds=message.loop_lag_seconds)
         case HostReading():
-            state = _with(state, hosts=_set(state.hosts, {node: Seen(message, now)}))
+            state = structs.replace(state, hosts=_set(state.hosts, {node: Seen(message, now)}))
         case Alerts():
             if state.node is None or message.node != state.node.node:
                 # What the agent that conducts has raised is its own to tell, and to end.
-                state = _with(state, alerts=_set(state.alerts, {message.node: message}))
+                state = structs.replace(state, alerts=_set(state.alerts, {message.node: message}))
         case Snapshot() | RunView() | StepCommitted() | RankStep() | Event() | Sample():
             pass
-    return _with(state, agents=_set(state.agents, {node: heard}))
+    return structs.replace(state, agents=_set(state.agents, {node: heard}))
 
 
 def apply_history(state: ViewState, run: str, history: History) -> ViewState:
@@ -142,7 +136,7 @@ def apply_history(state: ViewState, run: str, history: History) -> ViewState:
         had = recent.get(key)
         if had is None or made.bucket_steps < had.bucket_steps:
             recent[key] = _with_newer(made, had)
-    return replace(state, recent=_frozen(recent), values=object())
+    return structs.replace(state, recent=_frozen(recent), revision=state.revision + 1)
 
 
 def _with_newer(window: series.Window, had: series.Window | None) -> series.Window:
@@ -170,7 +164,7 @@ def _open(state: ViewState, snapshot: Snapshot, now: float) -> ViewState:
     hosts = {node: seen for node, seen in state.hosts.items() if node in state.agents}
     own = state.agents.get(main)  # it was another's until now
     steps = _frozen({step.rank: (step,) for step in snapshot.rank_steps})
-    return replace(
+    return structs.replace(
         state,
         connection=own.connection if own is not None else state.connection,
         agents=_frozen({node: line for node, line in state.agents.items() if node != main}),
@@ -195,7 +189,7 @@ def _open(state: ViewState, snapshot: Snapshot, now: float) -> ViewState:
         recent=_frozen(
             {key: _keep_recent(series.tail(own, newest - RECENT_STEPS + 1)) for key, own in windows.items()}
         ),
-        values=object(),
+        revision=state.revision + 1,
     )
 
 
@@ -211,14 +205,14 @@ def _live(state: ViewState, message: Live, now: float) -> ViewState:
         case RunView():
             return _run_changed(state, message)
         case HostReading():
-            return _with(state, hosts=_set(state.hosts, {message.node: Seen(message, now)}))
+            return structs.replace(state, hosts=_set(state.hosts, {message.node: Seen(message, now)}))
         case Alerts():
-            return _with(state, alerts=_set(state.alerts, {message.node: message}))
+            return structs.replace(state, alerts=_set(state.alerts, {message.node: message}))
         case Event():
-            return replace(state, events=(*state.events, message)[-MAX_EVENTS:])
+            return structs.replace(state, events=(*state.events, message)[-MAX_EVENTS:])
         case Sample():
             ours = _ours(state, message.run)
-            return _with(state, samples=(*state.samples, message)[-MAX_SAMPLES:]) if ours else state
+            return structs.replace(state, samples=(*state.samples, message)[-MAX_SAMPLES:]) if ours else state
         case StepCommitted():
             return _step(state, message, now) if _ours(state, message.run) else state
         case RankStep():
@@ -233,7 +227,7 @@ def _run_changed(state: ViewState, view: RunView) -> ViewState:
     """Return the state after another view of a run. A run that starts takes the screen, a guest only from one that has
     ended; one that has ended elsewhere doesn't."""
     if state.run is None or (view.run != state.run.run and view.takes_over(state.run)):
-        return replace(
+        return structs.replace(
             state,
             run=view,
             last_step=None,
@@ -245,14 +239,14 @@ def _run_changed(state: ViewState, view: RunView) -> ViewState:
             samples=(),
             windows=_frozen({}),
             recent=_frozen({}),
-            values=object(),
+            revision=state.revision + 1,
         )
     if view.run != state.run.run:
         return state
     view = view.with_passes_of(state.run)
     if view.step < state.run.step:
         state = _without_undone(state, view.step)
-    state = replace(state, run=view)
+    state = structs.replace(state, run=view)
     if view.eval_loss is not None and view.eval_step is not None:
         known = state.windows.get(("eval_loss", None))
         bucket = view.eval_step // known.bucket_steps * known.bucket_steps if known is not None else -1
@@ -269,7 +263,9 @@ def _without_undone(state: ViewState, step: int) -> ViewState:
     of_evaluations = {key: key[0] in _OF_EVALUATIONS for key in state.windows}
     windows = {key: series.head(window, step) for key, window in state.windows.items() if of_evaluations[key]}
     recent = {key: series.head(window, step) for key, window in state.recent.items() if of_evaluations.get(key)}
-    return replace(state, windows=_set(state.windows, windows), recent=_set(state.recent, recent), values=object())
+    return structs.replace(
+        state, windows=_set(state.windows, windows), recent=_set(state.recent, recent), revision=state.revision + 1
+    )
 
 
 def _step(state: ViewState, step: StepCommitted, now: float) -> ViewState:
@@ -280,9 +276,9 @@ def _step(state: ViewState, step: StepCommitted, now: float) -> ViewState:
     found = {metric.name: metric.of(step) for metric in METRICS.values() if metric.scope == "run" and metric.drawn}
     values: dict[SeriesKey, float] = {(name, None): value for name, value in found.items() if value is not None}
     if (last := state.last_step) is not None and _made_by(last.value) != _made_by(step):
-        state = replace(state, plan_step=step.step)
+        state = structs.replace(state, plan_step=step.step)
     steps = (*state.steps, step)[-RECENT_PARTS:]
-    return _record(_with(state, run=run, last_step=Seen(step, now), steps=steps), step.step, values)
+    return _record(structs.replace(state, run=run, last_step=Seen(step, now), steps=steps), step.step, values)
 
 
 def _made_by(step: StepCommitted) -> tuple[int, Generation]:
@@ -291,7 +287,7 @@ def _made_by(step: StepCommitted) -> tuple[int, Generation]:
 
 def _with_step(run: RunView, step: StepCommitted) -> RunView:
     """Return the run moved on by a step: no RunView is published at each one."""
-    return msgspec.structs.replace(
+    return structs.replace(
         run,
         step=step.step,
         cursor=step.cursor,
@@ -315,7 +311,7 @@ def _rank_step(state: ViewState, step: RankStep, now: float) -> ViewState:
         known = ()  # another micro-batch, another speed
     parts = _set(state.parts, {step.rank: (*known, step)[-RECENT_PARTS:]})
     laps = _set(state.laps, {step.rank: (*state.laps.get(step.rank, ()), step)[-RECENT_LAPS:]})
-    state = _with(state, ranks=ranks, parts=parts, laps=laps)
+    state = structs.replace(state, ranks=ranks, parts=parts, laps=laps)
     return _record(state, step.step, values)
 
 
@@ -328,7 +324,9 @@ def _record(state: ViewState, step: int, values: Mapping[SeriesKey, float]) -> V
             continue
         windows[key] = series.add(known or series.empty(), step, value)
         recent[key] = _keep_recent(series.add(state.recent.get(key) or series.empty(2 * RECENT_STEPS), step, value))
-    return _with(state, windows=_set(state.windows, windows), recent=_set(state.recent, recent), values=object())
+    return structs.replace(
+        state, windows=_set(state.windows, windows), recent=_set(state.recent, recent), revision=state.revision + 1
+    )
 
 
 def _keep_recent(window: series.Window) -> series.Window:

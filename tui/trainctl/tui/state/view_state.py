@@ -3,9 +3,11 @@
 import datetime
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, TypeVar
+
+import msgspec
 
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.messages import (
@@ -83,11 +85,10 @@ class AgentLine:
         return _silent_for(self.connection, since, now)
 
 
-@dataclass(frozen=True)
-class ViewState:
+class ViewState(msgspec.Struct, frozen=True):
     """All that is known of a run by its lead's agent, and of the machines by their own. Mappings are read-only."""
 
-    connection: Connection = Connection("connecting", 0.0)  # noqa: RUF009  frozen itself
+    connection: Connection = Connection("connecting", 0.0)
     heard_at: float | None = None  # when anything last came from the agent
     boot: str = ""
     seq: int = 0
@@ -95,22 +96,32 @@ class ViewState:
     run: RunView | None = None
     last_step: Seen[StepCommitted] | None = None
     steps: tuple[StepCommitted, ...] = ()  # the newest, oldest first
-    ranks: Mapping[int, Seen[RankStep]] = field(default_factory=lambda: MappingProxyType({}))
-    parts: Mapping[int, tuple[RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
-    laps: Mapping[int, tuple[RankStep, ...]] = field(default_factory=lambda: MappingProxyType({}))  # oldest first
+    ranks: Mapping[int, Seen[RankStep]] = msgspec.field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[int, tuple[RankStep, ...]] = msgspec.field(
+        default_factory=lambda: MappingProxyType({})
+    )  # oldest first
+    laps: Mapping[int, tuple[RankStep, ...]] = msgspec.field(
+        default_factory=lambda: MappingProxyType({})
+    )  # oldest first
     plan_step: int = 0  # the first known step of the present plan and generation
     peers: tuple[PeerView, ...] = ()  # the other nodes, as the agent that conducts saw them at the snapshot
-    agents: Mapping[str, AgentLine] = field(default_factory=lambda: MappingProxyType({}))  # the other nodes'
+    agents: Mapping[str, AgentLine] = msgspec.field(default_factory=lambda: MappingProxyType({}))  # the other nodes'
     viewers: tuple[Viewer, ...] = ()  # who else is attached to the agent that conducts
-    hosts: Mapping[str, Seen[HostReading]] = field(default_factory=lambda: MappingProxyType({}))
+    hosts: Mapping[str, Seen[HostReading]] = msgspec.field(default_factory=lambda: MappingProxyType({}))
     heartbeat: Seen[Heartbeat] | None = None
     events: tuple[Event, ...] = ()  # oldest first
     samples: tuple[Sample, ...] = ()  # answers of the model that came live, oldest first
-    alerts: Mapping[str, Alerts] = field(default_factory=lambda: MappingProxyType({}))  # by the node that raised them
-    windows: Mapping[SeriesKey, series.Window] = field(default_factory=lambda: MappingProxyType({}))  # the whole run
-    recent: Mapping[SeriesKey, series.Window] = field(default_factory=lambda: MappingProxyType({}))  # its last steps
+    alerts: Mapping[str, Alerts] = msgspec.field(
+        default_factory=lambda: MappingProxyType({})
+    )  # by the node that raised them
+    windows: Mapping[SeriesKey, series.Window] = msgspec.field(
+        default_factory=lambda: MappingProxyType({})
+    )  # the whole run
+    recent: Mapping[SeriesKey, series.Window] = msgspec.field(
+        default_factory=lambda: MappingProxyType({})
+    )  # its last steps
     lettered: bool = False  # lines and logs of ranks carry letters, where colours don't tell them apart
-    values: object = field(default_factory=object, compare=False, repr=False)  # another where windows are others
+    revision: int = 0  # of the windows
 
     def silent_for(self, now: float) -> float | None:
         """Return seconds since the agent was last heard, or None while the line is good."""
