@@ -8,11 +8,12 @@ from tests.protocol.support.profiles import profile_of
 from tests.protocol.support.run_files import good, with_value
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
-from trainctl.protocol.advice.checklist import VARIABLES, Check, checklist, platform_of, variables_for
+from trainctl.protocol.advice.checklist import Check, checklist
 from trainctl.protocol.batch.data_statistics import DataStatistics
 from trainctl.protocol.calibration.profile import MatmulRate, Pass
 from trainctl.protocol.config import env_policy, run_file
 from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.config.variables import VARIABLES, platform_of, variables_for
 
 FACTS = facts_of({"studio": 2.0}, 1e9)
 ROWS = DataStatistics(

@@ -10,11 +10,9 @@ from tests.protocol.support.run_files import good, with_value
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.advice.checklist import VARIABLES
 from trainctl.protocol.config import run_file, run_tables
-from trainctl.protocol.machine import facts
+from trainctl.protocol.config.variables import MEANINGS, VARIABLES
 from trainctl.tui.cli import doctor
-from trainctl.tui.doctor import check_machine
 from trainctl.tui.doctor.check_files import of_disks, of_files
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed, Look, Measured, Trouble
 from trainctl.tui.doctor.probe import Round
@@ -119,12 +117,9 @@ def test_each_fault_of_a_machine_has_its_line(level: str, change: dict[str, Any]
 
 
 def test_each_variable_that_agents_report_is_explained_as_advise_does() -> None:
-    assert set(check_machine.MEANINGS) == set(facts.VARIABLES)
     levels = {"set": "ok", "avoid": "warn", "no effect": "warn"}
-    both = [one for one in VARIABLES if one.name in check_machine.MEANINGS and one.name not in WARNED_BY_VALUE]
-    assert {one.name: check_machine.MEANINGS[one.name].level for one in both} == {
-        one.name: levels[one.use] for one in both
-    }
+    both = [one for one in VARIABLES if one.name in MEANINGS and one.name not in WARNED_BY_VALUE]
+    assert {one.name: MEANINGS[one.name].level for one in both} == {one.name: levels[one.use] for one in both}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts, Source
-from trainctl.protocol.advice.checklist import Check, Variable, platform_of, variables_for
+from trainctl.protocol.advice.checklist import Check
 from trainctl.protocol.advice.group_links import LINKS, GroupLink, link_of, on_one_machine
 from trainctl.protocol.advice.memory_fit import SizeRange, cap_of, size_ranges
 from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, why_unknown
@@ -16,6 +16,7 @@ from trainctl.protocol.batch.against_profile import sum_seconds
 from trainctl.protocol.batch.device_table import DEVICES, USED_PART, device_of
 from trainctl.protocol.calibration.peak import fastest_within_cap
 from trainctl.protocol.calibration.profile import LinkRate
+from trainctl.protocol.config.variables import Variable, platform_of, variables_for
 from trainctl.protocol.messages.requests import SLICE_ROWS
 
 LEAST_GAIN: Final = 0.02

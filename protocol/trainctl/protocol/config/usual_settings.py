@@ -1,4 +1,4 @@
-"""Usual settings and their sources: probable mistakes of a run file, for `check`, `advise` and `diagnose`.
+"""Usual settings and their sources: probable mistakes of a run file, for `check` and `advise`.
 
 A setting outside its usual range may be meant, so none of this refuses a run.
 """

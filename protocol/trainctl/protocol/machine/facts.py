@@ -19,6 +19,7 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Final, Literal
 
+from trainctl.protocol.config.variables import MEANINGS
 from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.cgroups import cpu_quota
 from trainctl.protocol.machine.nvidia import without_cards
@@ -76,41 +77,6 @@ LIBRARIES = (
     "msgspec",
     "psutil",
 )
-VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_LAUNCH_BLOCKING",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_ENABLE_MPS_FALLBACK",
-    "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
-    "MLX_METAL_FAST_SYNCH",
-    "MLX_METAL_PREALLOCATE",
-    "MLX_DISABLE_COMPILE",
-    "MLX_HOSTFILE",
-    "MLX_RANK",
-    "GLOO_SOCKET_IFNAME",
-    "NCCL_SOCKET_IFNAME",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "RANK",
-    "WORLD_SIZE",
-    "LD_PRELOAD",
-    "DYLD_INSERT_LIBRARIES",
-    "NCCL_IB_DISABLE",
-    "NCCL_NET_GDR_LEVEL",
-    "NCCL_P2P_DISABLE",
-    "NCCL_DEBUG",
-    "NVIDIA_TF32_OVERRIDE",
-    "MLX_ENABLE_TF32",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "MLX_JACCL_COORDINATOR",
-    "MLX_IBV_DEVICES",
-)
-"""Environment variables that change, or may change, how a rank computes."""
 _VALUE_CHARACTERS = 200
 _LID = Path("/proc/acpi/button/lid")
 
@@ -133,7 +99,7 @@ def gather(
         release=platform.release(),
         machine=platform.machine(),
         libraries={name: found for name in LIBRARIES if (found := installed_version(name))},
-        environment={name: os.environ[name][:_VALUE_CHARACTERS] for name in VARIABLES if name in os.environ},
+        environment={name: os.environ[name][:_VALUE_CHARACTERS] for name in MEANINGS if name in os.environ},
         keys_folder=str(keys_folder),
         key_files=tuple(_key_files(keys_folder)),
         state_folder=str(state_folder),
