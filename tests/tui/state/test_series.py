@@ -94,14 +94,14 @@ def test_typical_ignores_one_odd_step() -> None:
 
 def test_the_mean_of_the_last_steps_is_by_steps_whatever_the_buckets() -> None:
     pairs = [(step, float(step)) for step in range(1, 65)]
-    assert s.lately(filled(pairs, 512), 16) == sum(range(49, 65)) / 16
+    assert s.recent_mean(filled(pairs, 512), 16) == sum(range(49, 65)) / 16
     coarse = filled(pairs[:-1], 16)  # buckets of 4 steps
     assert coarse.bucket_steps == 4
-    assert s.lately(coarse, 16) == sum(range(48, 64)) / 16
-    assert s.lately(coarse, 2) == sum(range(60, 64)) / 4
-    assert s.lately(filled([(1, math.nan), (2, 3.0)], 16), 16) == 3.0
-    assert s.lately(filled([(1, math.nan)], 16), 16) is None
-    assert s.lately(s.empty(), 16) is None
+    assert s.recent_mean(coarse, 16) == sum(range(48, 64)) / 16
+    assert s.recent_mean(coarse, 2) == sum(range(60, 64)) / 4
+    assert s.recent_mean(filled([(1, math.nan), (2, 3.0)], 16), 16) == 3.0
+    assert s.recent_mean(filled([(1, math.nan)], 16), 16) is None
+    assert s.recent_mean(s.empty(), 16) is None
 
 
 def test_windows_that_grow_from_one_another_keep_their_own_values() -> None:

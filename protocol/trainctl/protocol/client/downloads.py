@@ -64,7 +64,7 @@ async def download_record(
         directory.mkdir(exist_ok=True)
         part.replace(directory / "record.db")
         return directory
-    raise UnreachableError("the agent was out of reach too often while it sent the record: try again later")
+    raise UnreachableError("the copy of the record was dropped too often: try again later")
 
 
 async def _begin_record(source: Asker, run: str | None) -> RecordPart:

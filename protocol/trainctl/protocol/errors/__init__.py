@@ -9,6 +9,8 @@ TrainctlError
 ├── RefusedError            exit 3   the agent rejected the request, or it failed there
 ├── ExpiredError            exit 4   not applied within the time asked for
 ├── UnreachableError        exit 5   nothing answered at the address, or the connection was lost
+│   └── NotConnectedError   exit 5   there is no connection to the address at all
+├── ClosedError             exit 1   a client was asked before it connected, or after it closed
 ├── NotAuthorisedError      exit 6   the peer's key does not allow it
 └── ProtocolError           exit 5   what arrived is not this protocol
     └── VersionError        exit 5   it is, in another version

@@ -89,7 +89,7 @@ class LossyStream:
 
 @contextlib.contextmanager
 def lossy_streams() -> Iterator[LossyStream]:
-    """Have standard output and error drop what they can't take; the result is the former."""
+    """Have standard output and error drop what they can't take. Yields standard output."""
     out, err = sys.stdout, sys.stderr
     lossy, lossy_err = LossyStream(out, STANDARD_OUTPUT), LossyStream(err, "standard error")
     sys.stdout, sys.stderr = cast("TextIO", lossy), cast("TextIO", lossy_err)

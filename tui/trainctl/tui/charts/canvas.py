@@ -134,11 +134,8 @@ class Canvas:
 
     def stroke(self, *curves: Curve, alone: bool = False) -> None:
         """Draw curves, a later one over those before it: in each dot column from its lowest to its highest value,
-        joined to its neighbours.
-
-                With `alone` they clear the cells that they pass through, so that a line is seen on what fills them.
-
-        """
+        joined to its neighbours. With `alone` they clear the cells that they pass through, so that a line is seen on
+        what fills them."""
         under = self._dots
         if alone:
             self._dots = np.zeros_like(under)

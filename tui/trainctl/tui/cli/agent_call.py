@@ -153,7 +153,7 @@ def _unsettled(order: command.Order, state: str | None) -> dict[str, Any]:
 
 
 def send(address: str, order: command.Order, wait: command.Wait, timeout: float) -> CommandReply:
-    """Send a command and return the last reply that `wait` asks for. The exceptions of `calls.send` are passed on."""
+    """Send a command and return the last reply that `wait` asks for. Raises what `command.send` raises."""
     answer_seconds = min(ANSWER_SECONDS, timeout)
     return call(
         address, lambda client: command.send(client, order, wait, timeout, output.tell), answer_seconds=answer_seconds

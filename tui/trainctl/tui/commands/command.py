@@ -53,7 +53,7 @@ def make_order(verb: str, args: dict[str, Any], *, id: str | None = None, **opti
 
 
 def replies(client: Commanded, order: Order) -> Any:
-    """Send an order; its replies as they come. Raises as the client does."""
+    """Send an order and yield its replies. Raises what the client raises."""
     return client.command(order.verb, dict(order.args), **order.options)
 
 

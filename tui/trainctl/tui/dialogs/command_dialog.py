@@ -138,7 +138,7 @@ class CommandDialog(OrderDialog):
                 self.query_one(f"#field-{field.name}", Input).value = field.value
 
     def _judge(self) -> None:
-        """Check what is typed, as the agent will, and says what it would do."""
+        """Check the form of what is typed, and ask the lead what it would do."""
         if self.progress is not None or not self._is_there:
             return
         self.order, self.idle = None, False

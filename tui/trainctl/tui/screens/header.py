@@ -246,7 +246,7 @@ def _loss(state: ViewState) -> float | None:
     if state.last_step is None:
         return None
     last = state.last_step.value.loss
-    mean = series.lately(state.lately("loss"), LOSS_STEPS) if last is None or math.isfinite(last) else None
+    mean = series.recent_mean(state.lately("loss"), LOSS_STEPS) if last is None or math.isfinite(last) else None
     return last if mean is None else mean
 
 

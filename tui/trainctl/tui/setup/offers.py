@@ -23,7 +23,7 @@ START_SECONDS = 30.0
 def offer_agent(at: targets.Where, tell: Callable[[str], None]) -> None:
     """Ask whether to start an agent if commands would go to this machine's, and none runs, and do so.
 
-    Without a terminal, or a wish, nothing is done. Raises RefusedError if the agent doesn't start.
+    Nothing is done without a terminal, or if the person declines. Raises RefusedError if the agent doesn't start.
     """
     default = local_agents.default_address()
     if at.cluster is not None or at.addresses != (default,) or local_agents.running():

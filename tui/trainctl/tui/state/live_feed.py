@@ -54,7 +54,7 @@ class LiveFeed:
         self._timer: asyncio.TimerHandle | None = None
 
     async def snapshot_of(self, run: str) -> Snapshot:
-        """Raise TrainctlError."""
+        """Return the lead's snapshot of a run. Raises TrainctlError."""
         if self.client is None:
             raise UnreachableError("no agent answers yet")
         return await self.client.lead.ask(SnapshotRequest, SNAPSHOT_COLUMNS, run)
@@ -176,7 +176,7 @@ class LogFeed:
             await asyncio.sleep(pause)
 
     async def _read_once(self, run: str, rank: int, node: str) -> float:
-        """Return one part; gives the seconds to wait for the next."""
+        """Take in the next part of a log, and return the seconds to wait before the one after it."""
         source = self._source()
         if source is None:
             self.tail = failed(self.tail, rank, "no agent answers yet")

@@ -140,7 +140,7 @@ def apply_history(state: ViewState, run: str, history: History) -> ViewState:
 
 
 def _with_newer(window: series.Window, had: series.Window | None) -> series.Window:
-    """Return steps that came live while the history was on its way go after it."""
+    """Append the steps that came live while the history was on its way."""
     if had is None:
         return window
     newer = series.tail(had, window.newest_step + 1)
@@ -194,7 +194,7 @@ def _open(state: ViewState, snapshot: Snapshot, now: float) -> ViewState:
 
 
 def _alerts_after(state: ViewState, snapshot: Snapshot) -> dict[str, Alerts]:
-    """Return what other agents have raised stays; of the one that reports all there is what it says now."""
+    """Keep what other agents have raised, and take all that the reporting one says now."""
     main = snapshot.node.node
     others = {node: told for node, told in state.alerts.items() if node in state.agents and node != main}
     return {**others, main: snapshot.alerts} if snapshot.alerts is not None else others

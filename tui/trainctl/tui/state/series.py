@@ -247,8 +247,8 @@ def typical(window: Window, newest: int = 8) -> float | None:
     return statistics.median(values) if values else None
 
 
-def lately(window: Window, steps: int) -> float | None:
-    """Return mean of the finite values of the last `steps` steps, as near as the buckets come to that (at least the
+def recent_mean(window: Window, steps: int) -> float | None:
+    """Return the mean of the finite values of the last `steps` steps, as near as the buckets come to that (at least the
     newest one). None when nothing finite is there."""
     newest = max(steps // window.bucket_steps, 1)
     count = float(np.sum(window.count[-newest:]))
