@@ -240,20 +240,51 @@ def test_a_stop_after_one_whose_checkpoint_failed_writes_it():
     assert simulation.conductor.durable.written == simulation.conductor.progress.step
 
 
-def test_a_run_whose_last_checkpoint_fails_pauses_at_its_end_until_it_is_written():
+def test_a_stop_without_a_checkpoint_goes_on_if_one_that_is_written_fails():
+    simulation = Simulation(config()).begin().until_step(4)
+    simulation.ranks[0].disk_full = True
+    written, stop = simulation.command("checkpoint"), simulation.command("stop", checkpoint=False)
+    simulation.run()
+    assert [simulation.ends[id].state for id in (written, stop)] == ["failed", "applied"]
+    assert simulation.ended.state == "stopped"
+
+
+def paused_at_its_end() -> Simulation:
     simulation = Simulation(config(checkpoint={"at_end": True})).begin()
     simulation.ranks[0].disk_full = True
     simulation.run()
-    steps = simulation.conductor.config.run.steps
-    assert (simulation.conductor.state, simulation.conductor.progress.step) == ("paused", steps)
+    assert simulation.conductor.state == "paused"
+    assert simulation.conductor.progress.step == simulation.conductor.config.run.steps
+    return simulation
+
+
+def test_a_run_whose_last_checkpoint_fails_pauses_at_its_end_until_it_is_written() -> None:
+    simulation = paused_at_its_end()
     simulation.now += 10
     simulation.feed(d.Ticked())
     assert simulation.conductor.state == "paused"
     simulation.ranks[0].disk_full = False
-    simulation.command("resume")
+    resume = simulation.command("resume")
     simulation.run()
+    assert simulation.ends[resume].state == "applied"
     assert simulation.ended.state == "finished"
-    assert simulation.conductor.durable.written == steps
+    assert simulation.conductor.durable.written == simulation.conductor.progress.step
+
+
+def test_a_run_that_is_paused_at_its_end_can_be_stopped_without_a_checkpoint() -> None:
+    simulation = paused_at_its_end()
+    stop = simulation.command("stop", checkpoint=False)
+    simulation.run()
+    assert (simulation.ends[stop].state, simulation.ended.state) == ("applied", "stopped")
+
+
+def test_a_run_that_is_paused_at_its_end_stays_so_for_the_next_agent() -> None:
+    simulation = paused_at_its_end()
+    simulation.restart_agent()
+    simulation.talk().run()
+    assert simulation.conductor.state == "paused"
+    refused = simulation.command("rollback", step=simulation.conductor.progress.step)
+    assert simulation.ends[refused].state == "rejected"
 
 
 def test_an_expired_edit_takes_no_other_command_with_it():

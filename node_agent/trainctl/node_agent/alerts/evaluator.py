@@ -271,7 +271,7 @@ class Evaluator:
                 del self._held[seen.id]
 
     def turned(self, now: float, at: float) -> list[Change]:
-        """Return what has changed by what was heard alone, for a machine that takes part in no run."""
+        """Return the alerts that open or close by what was heard so far."""
         changes: list[Change] = []
         for id in [id for id, alert in self._open.items() if self._modes[alert.kind] == "off"]:  # by the agent before
             del self._held[id]

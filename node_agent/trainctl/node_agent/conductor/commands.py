@@ -152,7 +152,11 @@ class Commands:
             self.refuse(command, "verb", f"the run is {state}, not paused")
             return
         self._call_pause_off("resumed before the pause took effect")
-        self._state.carry(command, self._state.planned_step + 1, RunStateChanged("paused", "running"))
+        made, step = RunStateChanged("paused", "running"), self._state.planned_step
+        if step < self._state.config.run.steps:
+            self._state.carry(command, step + 1, made)
+        else:  # it is to end, and no step will carry it
+            self._state.end(command.id, "applied", step, made=made)
         self.wants_new_generation = self._state.durable.mode == "paused" and self._state.stage == "formed"
         self._state.persist(mode="running")
 
@@ -173,6 +177,7 @@ class Commands:
         step, durable, table = self._state.progress.step, self._state.durable, self._state.config.checkpoint
         planned = self._pipeline.in_flight.has("checkpoint")
         kept = durable.kept_for_sure(table.keep_last, table.keep_every, planned=planned)
+        kept = [at for at in kept if at < self._state.config.run.steps]  # after the last step there is none to do
         latest = args.step if args.step is not None else step - (args.steps or 0)
         chosen = [at for at in kept if at == latest or (args.step is None and at < latest)]
         if durable.mode == "stopping":

@@ -299,12 +299,16 @@ class Conductor:
         self._advance()
 
     def _call_end_off(self, failed: str) -> None:
-        """An end that wants a checkpoint, and that has `failed` to get it."""
-        if not failed or self.stage == "leaving":
-            return
-        step = self.shared.planned_step
-        is_last = step >= self.config.run.steps and self.pipeline.side_plans.owes_checkpoint(step)
-        if self.durable.mode == "stopping" or (self.durable.mode == "running" and is_last):
+        """An end that wants a checkpoint, whose write has `failed` on all ranks."""
+        step, side_plans = self.shared.planned_step, self.pipeline.side_plans
+        was_tried = side_plans.done.get("checkpoint") == step
+        if (
+            failed
+            and self.shared.is_ending
+            and was_tried
+            and side_plans.owes_checkpoint(step)
+            and self.stage != "leaving"
+        ):
             self.commands.call_end_off(failed)
 
     def _conclude_write(self) -> None:

@@ -118,10 +118,8 @@ class RunEnding:
         state = self._state
         if state.settings.ranks[ended.rank].out:  # which may have been told to leave, and the others not
             state.happen(RankChanged((state.settings.label(ended.rank),), "ended", ended.why), "warning")
-        elif ended.clean and state.adopts and state.progress.step >= state.config.run.steps:
-            self.leave("finished")  # as our predecessor had ordered
-        elif ended.clean and state.adopts and state.durable.mode == "stopping":
-            self.leave("stopped")
+        elif ended.clean and state.adopts and state.is_ending:  # as our predecessor had ordered
+            self.leave("finished" if state.progress.step >= state.config.run.steps else "stopped")
         else:
             self.go_back(f"rank {ended.rank} ({state.node(ended.rank)}) {ended.why}")
 

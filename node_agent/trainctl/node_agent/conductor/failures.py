@@ -35,7 +35,7 @@ class Hangs:
         self._waiting: dict[int, tuple[float | None, str]] = {}  # for whom: since when it is silent, and until when
 
     def look(self) -> dict[int, str]:
-        """Return why, of the ranks that have hung for so long that the others continue without them. None if no rank
+        """Return why, of the ranks that have hung for so long that the others continue without them. Empty if no rank
         makes progress: then something shared, such as a disk, is the cause, and another process would hang as well."""
         late, self._still = self._deadlines.late(), self._deadlines.still()
         self.compiling = {rank for rank in late if self._deadlines.compiles(rank)}
@@ -137,8 +137,7 @@ class Failures:
         if at is None or at.ended or state.stage == "leaving":
             self._ending.on_rank_ended(ended)
             return
-        ends = state.durable.mode == "stopping" or state.progress.step >= state.config.run.steps
-        was_told = ended.clean and state.adopts and ends
+        was_told = ended.clean and state.adopts and state.is_ending
         spared = live and not was_told and self._restarts.can_spare(ended.rank)
         lost = not live and state.settings.ranks[ended.rank].out in ("lost", "failed")
         if not (spared or lost or self._restarts.starts_again_in_first_load(ended.rank)):

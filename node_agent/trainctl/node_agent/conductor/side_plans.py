@@ -105,7 +105,7 @@ class SidePlans:
     def owes_checkpoint(self, step: int) -> bool:
         """Return whether a run that ends after `step` wants one that has not been written."""
         durable, config = self._state.durable, self._state.config
-        wanted = config.checkpoint.at_end if step >= config.run.steps else durable.stop_writes_checkpoint
+        wanted = durable.stop_writes_checkpoint if durable.mode == "stopping" else config.checkpoint.at_end
         is_under_way = durable.writing is not None and durable.writing.step == step
         is_done = self.done.get("checkpoint") == step and (durable.written == step or is_under_way)
         return wanted and step > 0 and not is_done

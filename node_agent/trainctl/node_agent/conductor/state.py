@@ -227,6 +227,12 @@ class ConductorState:
         return self.durable.settings
 
     @property
+    def is_ending(self) -> bool:
+        """Return whether the run is to stop, or has done its last step and isn't paused there."""
+        mode = self.durable.mode
+        return mode == "stopping" or (mode == "running" and self.progress.step >= self.config.run.steps)
+
+    @property
     def live(self) -> dict[int, Rank]:
         """The ranks that take part, ascending."""
         return {rank: self.ranks[rank] for rank in self.durable.settings.live}
@@ -291,7 +297,7 @@ class ConductorState:
         self.due = self.now + seconds
 
     def silent_seconds(self) -> dict[int, float]:
-        """Return since when nothing was heard from each rank that has ever said something."""
+        """Return for how many seconds each rank that has ever said something has said nothing."""
         return {rank: self.now - at.heard for rank, at in self.ranks.items() if at.heard is not None}
 
     def node(self, rank: int) -> str:
