@@ -177,7 +177,7 @@ class Commands:
         step, durable, table = self._state.progress.step, self._state.durable, self._state.config.checkpoint
         planned = self._pipeline.in_flight.has("checkpoint")
         kept = durable.kept_for_sure(table.keep_last, table.keep_every, planned=planned)
-        kept = [at for at in kept if at < self._state.config.run.steps]  # after the last step there is none to do
+        kept = tuple(at for at in kept if at < self._state.config.run.steps)  # after the last step there is none to do
         latest = args.step if args.step is not None else step - (args.steps or 0)
         chosen = [at for at in kept if at == latest or (args.step is None and at < latest)]
         if durable.mode == "stopping":
