@@ -195,6 +195,7 @@ NEEDS = {
     "mmdebstrap": Need(lambda: _as_root("mmdebstrap")),
     "buildah": Need(lambda: _as_root("buildah", "mmdebstrap")),
     "runc": Need(lambda: _as_root("runc")),
+    "azurite": Need(lambda: find("azurite-blob")),  # of npm
 }
 PACKAGES = {
     "git": "git", "ps": "procps", "bash": "bash", "zsh": "zsh",

@@ -1,6 +1,9 @@
 """The process that copies checkpoints: only complete ones, continued where a try broke off, never removed meanwhile."""
 
+import base64
+import email.utils
 import getpass
+import hmac
 import json
 import os
 import shlex
@@ -18,6 +21,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from obstore.store import from_url
 from tests.conftest import SHARED_PIDS
+from tests.integration.support.ports import free_addresses
 from tests.integration.support.sshd import LoopbackSshd
 from tests.node_agent.support.processes import wait_for
 from tests.trainer.support.written_checkpoints import run_directory, written
@@ -289,9 +293,50 @@ def bucket(monkeypatch):
     server.stop()
 
 
-def test_a_store_gets_what_it_lacks_and_the_manifest_last(run, bucket, tmp_path, monkeypatch):
+@pytest.fixture
+def container(tmp_path, monkeypatch):
+    """The URL of a container of Azurite's, which stands for Azure on loopback."""
+    (address,) = free_addresses(1)
+    port, account = address.rpartition(":")[2], "devstoreaccount1"
+    key = base64.b64encode(b"of this test alone").decode()
+    words = ["azurite-blob", "--silent", "--skipApiVersionCheck", "--location", str(tmp_path / "azurite")]
+    server = subprocess.Popen(
+        [*words, "--blobPort", port],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "AZURITE_ACCOUNTS": f"{account}:{key}"},
+    )
+    while b"successfully listens" not in server.stdout.readline():
+        assert server.poll() is None
+    endpoint = f"http://127.0.0.1:{port}/{account}"
+    for name, value in {
+        "STORAGE_ACCOUNT_NAME": account, "STORAGE_ACCOUNT_KEY": key, "ENDPOINT": endpoint, "ALLOW_HTTP": "true",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"AZURE_{name}", value)
+    make_container(endpoint, account, key)
+    yield "az://runs/kept"
+    server.terminate()
+    server.communicate(timeout=HANG_SECONDS)
+
+
+def make_container(endpoint, account, key):
+    """Make the container `runs`, with a request signed by the account's key, as Azure wants it."""
+    at, version = email.utils.formatdate(usegmt=True), "2021-08-06"
+    signed = "PUT" + "\n" * 12 + f"x-ms-date:{at}\nx-ms-version:{version}\n/{account}/{account}/runs\nrestype:container"
+    digest = hmac.new(base64.b64decode(key), signed.encode(), "sha256").digest()
+    headers = {"x-ms-date": at, "x-ms-version": version}
+    headers["Authorization"] = f"SharedKey {account}:{base64.b64encode(digest).decode()}"
+    request = urllib.request.Request(f"{endpoint}/runs?restype=container", method="PUT", headers=headers)
+    urllib.request.urlopen(request).close()
+
+
+@pytest.fixture(params=["bucket", pytest.param("container", marks=pytest.mark.needs("azurite"))])
+def store_url(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_a_store_gets_what_it_lacks_and_the_manifest_last(run, store_url, tmp_path, monkeypatch):
     folder = written(run, 3)
-    store, put, puts = from_url("s3://runs/kept/run-1/checkpoints/step-3"), obstore.put, list[str]()
+    store, put, puts = from_url(f"{store_url}/run-1/checkpoints/step-3"), obstore.put, list[str]()
     monkeypatch.setattr(obstore, "put", lambda *words, **fields: (puts.append(words[1]), put(*words, **fields)))
 
     def fetched(name):
@@ -302,14 +347,14 @@ def test_a_store_gets_what_it_lacks_and_the_manifest_last(run, bucket, tmp_path,
             to.write_bytes(obstore.get(store, item["path"].rpartition("/")[2]).bytes())
         return tmp_path / name
 
-    copier(bucket)(folder)
+    copier(store_url)(folder)
     assert puts[-1] == "run-1/checkpoints/step-3/manifest.json"
     assert files.read(fetched("first")).loop.step == 3
     puts.clear()
     obstore.delete(store, ["manifest.json", files.WEIGHTS])  # a try that broke off
-    copier(bucket)(folder)
+    copier(store_url)(folder)
     assert [name.rpartition("/")[2] for name in puts] == [files.WEIGHTS, "manifest.json"]
-    copier(bucket)(written(run, 3, 2.0))  # the same step with other files
+    copier(store_url)(written(run, 3, 2.0))  # the same step with other files
     assert checkpoints.verify(fetched("again")) == checkpoints.read_manifest(folder)
 
 
