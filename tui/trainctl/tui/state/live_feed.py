@@ -17,8 +17,8 @@ from trainctl.tui.state.view_state import Arrived, Clock, Incoming, ViewState
 
 RETRY_SECONDS = 1.0
 SNAPSHOT_COLUMNS = 200
-TOGETHER_SECONDS = 0.02
-"""Time within which messages that arrive are taken into the state together: that costs a fraction of each alone."""
+TOGETHER_SECONDS = 0.05
+"""Time within which messages are taken into the state together, such as all of a step: each alone costs twice that."""
 MAX_WAITING = 256
 """Messages that are taken in together at most, so that it never takes long."""
 _HISTORY_STEPS = 256

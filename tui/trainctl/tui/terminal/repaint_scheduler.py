@@ -19,7 +19,6 @@ KEYS_SECONDS = 0.25  # and no longer than this for several
 _UNHURRIED = (HostReading, Heartbeat, NodeView)  # nobody waits for these: they come each second from each node
 
 SLOWEST_SECONDS = 0.95  # what arrives is still shown within a second
-SETTLED_SECONDS = 0.05  # after a step's first word, for what its ranks say about it
 IDLE_SECONDS = 1.2  # between two repaints with nothing new, for the ages
 DEAR, CHEAP = 0.025, 0.015
 """Shares of a core from which on the pause between repaints grows, and under which it shrinks again."""
@@ -38,7 +37,7 @@ class RepaintThrottle:
     @property
     def due(self) -> float:
         """Return when to repaint next, by the monotonic clock."""
-        wanted = min(self._prompt + SETTLED_SECONDS, self._first + SLOWEST_SECONDS, self._began + IDLE_SECONDS)
+        wanted = min(self._prompt, self._first + SLOWEST_SECONDS, self._began + IDLE_SECONDS)
         return max(wanted, self._began + self.seconds)
 
     def told(self, now: float, *, prompt: bool) -> bool:
