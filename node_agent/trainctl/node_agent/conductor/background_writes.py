@@ -56,7 +56,7 @@ class BackgroundWrites:
 
     @property
     def ranks(self) -> list[int]:
-        """Those that have not said how their write ended."""
+        """Return the writers that have not said how their write ended."""
         return sorted(self.now.ranks) if self.now is not None else []
 
     @property

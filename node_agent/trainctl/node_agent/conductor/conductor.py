@@ -301,14 +301,8 @@ class Conductor:
     def _call_end_off(self, failed: str) -> None:
         """An end that wants a checkpoint, whose write has `failed` on all ranks."""
         step, side_plans = self.shared.planned_step, self.pipeline.side_plans
-        was_tried = side_plans.done.get("checkpoint") == step
-        if (
-            failed
-            and self.shared.is_ending
-            and was_tried
-            and side_plans.owes_checkpoint(step)
-            and self.stage != "leaving"
-        ):
+        is_its_own = side_plans.done.get("checkpoint") == step and side_plans.owes_checkpoint(step)
+        if failed and is_its_own and self.shared.is_ending and self.stage != "leaving":
             self.commands.call_end_off(failed)
 
     def _conclude_write(self) -> None:

@@ -185,7 +185,7 @@ class Failures:
         self._state.decide(Kill(rank))
 
     def look_for_hung(self) -> None:
-        """Those that are heard from and make no progress; one after another, for each leaves others to do more."""
+        """Replace ranks that are heard from and make no progress, one after another: each leaves others to do more."""
         if self._state.stage == "leaving":
             return
         hung = self.hangs.look()

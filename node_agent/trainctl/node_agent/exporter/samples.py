@@ -222,7 +222,7 @@ def _host(host: HostReading) -> Iterator[Reading]:
 
 
 def _processes(host: HostReading) -> Iterator[Reading]:
-    """Those of one role and rank are summed: a pid as a label would make a new series with every restart."""
+    """Yield the processes' readings, summed by role and rank: a pid as a label would make a series a restart."""
     groups: dict[tuple[str, str, str], list[ProcessReading]] = {}
     for process in host.processes:
         labels = host.node, process.role, "" if process.rank is None else str(process.rank)

@@ -54,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def live(self) -> Mapping[int, RankSetting]:
-        """Those that take part, by rank in ascending order."""
+        """Return the ranks that take part, in ascending order."""
         return {rank: self.ranks[rank] for rank in sorted(self.ranks) if not self.ranks[rank].out}
 
     @cached_property

@@ -214,7 +214,7 @@ class MemoryPeaks:
             self.calibrated(ready.rank, ready.profile, ready.memory_cap_bytes)
 
     def copied(self, ranks: Iterable[int]) -> None:
-        """These have copied their state: peaks of their steps before that don't count any more."""
+        """Forget the peaks before the ranks copied their state."""
         for rank in self._shows_copy.intersection(ranks) - self._has_copy:
             self._take_steps()
             self._reported.pop(rank, None)

@@ -129,7 +129,7 @@ class RecordWriter:
 
     @property
     def refusal(self) -> InvalidInputError | None:
-        """Why what waits in memory could not be written when that was last tried; None if it could."""
+        """Return why the last try to write what waits in memory failed; None if it didn't."""
         return self._refusal
 
     @property

@@ -172,7 +172,7 @@ _DELETE_VALUES = f"""
 
 
 def _replace_values(connection: sqlite3.Connection, step: int, rank: int, values: Mapping[str, float]) -> None:
-    """Those that have no column, in place of any that are there."""
+    """Write the values that have no column, in place of any that are there."""
     packed = _packed(connection, values)
     if packed is None:
         connection.execute("DELETE FROM metric_values WHERE step = ? AND rank = ?", (step, rank))
@@ -188,7 +188,7 @@ def _values_are(connection: sqlite3.Connection, step: int, rank: int, values: Ma
 
 
 def _packed(connection: sqlite3.Connection, values: Mapping[str, float]) -> tuple[bytes, bytes] | None:
-    """Those that have no column, under ids that new names get here; None if there are none."""
+    """Return the values that have no column, under ids that new names get here; None if there are none."""
     named = {name: value for name, value in values.items() if is_by_name(name)}
     if not named:
         return None

@@ -227,7 +227,7 @@ class Votes:
         return self._role.followed.hosted if self._role.followed is not None else None
 
     def _objection(self, claimant: str, claim: messages.PeerClaim) -> str:
-        """Why this node doesn't consent, empty if it does; from then on to no one else in that term."""
+        """Return why this node doesn't consent; empty if it does, and then to no one else in that term."""
         active = self._role.active_run
         if claimant not in self._context.cluster.nodes:
             return f"{self._node} has no node {claimant} in its cluster"

@@ -212,7 +212,7 @@ class AgentRole:
 
     @property
     def leaving(self) -> str:
-        """Why this node's rank must leave its run, empty if it needn't."""
+        """Return why this node's rank must leave its run; empty if it needn't."""
         return self.own_drain.why if self.own_drain is not None else ""
 
     @property

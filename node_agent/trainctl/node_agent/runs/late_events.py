@@ -28,7 +28,7 @@ class _Waiting(msgspec.Struct):
 
 
 class LateEvents:
-    """Those that wait. They outlive the agent, as their lead's machine may be switched off."""
+    """Events that wait for their lead. They outlive the agent, as the lead's machine may be switched off."""
 
     def __init__(self, db: AgentDb) -> None:
         self._db, self._waiting = db, list[_Waiting]()

@@ -80,7 +80,7 @@ class Journal:
 
     @property
     def reason(self) -> str:
-        """Why the work failed."""
+        """Return why the work failed; empty if it didn't."""
         return self._get("reason") or ""
 
     def fail(self, reason: str) -> None:
@@ -152,7 +152,7 @@ class Journal:
         self._connection.execute("COMMIT")
 
     def slices(self) -> Iterator[tuple[Slice, bool]]:
-        """Those dealt so far, in order, and whether each was answered."""
+        """Yield the slices dealt so far, in order, and whether each was answered."""
         query = "SELECT id, first, count, answered_by IS NOT NULL FROM slices ORDER BY id"
         for number, first, count, is_answered in self._connection.execute(query).fetchall():
             yield Slice(number, first, count), bool(is_answered)

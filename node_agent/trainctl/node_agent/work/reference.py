@@ -163,7 +163,7 @@ class ReferenceJournal:
         self._connection.execute("UPDATE slices SET answered = ? WHERE id = ?", (rank, one.id))
 
     def slices(self) -> Iterator[tuple[Slice, bool]]:
-        """Those dealt so far, in order, and whether each was answered."""
+        """Yield the slices dealt so far, in order, and whether each was answered."""
         query = "SELECT id, first, units, answered IS NOT NULL FROM slices ORDER BY id"
         for number, first, units, is_answered in self._connection.execute(query).fetchall():
             yield Slice(number, first, units), bool(is_answered)
@@ -179,7 +179,7 @@ class ReferenceJournal:
 
 
 class _StoredValues:
-    """Those in this node's caches."""
+    """The reference's values in this node's caches."""
 
     def __init__(self, folder: Path, digest: str) -> None:
         self._folder, self._digest = folder, digest
@@ -197,7 +197,7 @@ class _StoredValues:
 
 
 class _CollectedValues:
-    """Those that ranks compute."""
+    """The reference's values that ranks compute."""
 
     def __init__(self, journal: ReferenceJournal) -> None:
         self._journal, self.folder = journal, journal.folder

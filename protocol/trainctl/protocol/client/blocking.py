@@ -52,11 +52,10 @@ class BlockingClient:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="trainctl-client", daemon=True)
             self._thread.start()
-            try:
+            with contextlib.ExitStack() as undo:
+                undo.callback(self.close)
                 self._run(self._client.connect())
-            except BaseException:
-                self.close()
-                raise
+                undo.pop_all()
         return self
 
     def close(self) -> None:

@@ -69,8 +69,8 @@ async def attach_cluster(
 
 
 async def conducting(client: Client) -> AsyncGenerator[Item, None]:
-    """Return what `Client.attach` gives, of the agent that `client` is connected to until another one conducts, then of
-    that one, which a Snapshot begins; not that a line is being made, which says nothing once there was one."""
+    """Yield what `Client.attach` gives, of the agent that `client` is connected to until another one conducts, then of
+    that one, which a Snapshot begins. "connecting" is left out: it tells nothing new."""
     conducts = ""
     items = attach_cluster(client.address, 0, by=client.by, timeout_seconds=client.timeout_seconds, keys=client.keys)
     async with contextlib.aclosing(items):

@@ -74,7 +74,7 @@ POLICIES: Final[dict[PolicyName, PolicyEntry]] = {
 }
 """Every policy. Only those that don't affect the loss curve are on by default."""
 HELD_OUT_POLICIES: Final[tuple[PolicyName, ...]] = ("plateau", "early-stop")
-"""Those that need evaluations."""
+"""Policies that need evaluations."""
 
 
 def policies_that_yield(verb: str, *, auto: bool, is_new: bool) -> tuple[PolicyName, ...]:

@@ -21,7 +21,7 @@ _CARD = re.compile(r"(\d+)\.(\d+),\s*(\S+)")
 
 
 def nvidia_smi(*fields: str) -> str:
-    """These fields of each device, a line each. Raises OSError or SubprocessError without a driver that answers."""
+    """Return fields of each device, a line each. Raises OSError or SubprocessError without a driver that answers."""
     words = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=QUERY_SECONDS).stdout
 

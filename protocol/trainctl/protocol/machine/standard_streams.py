@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or without a reader: a program that is told to go on does so without them."""
+"""Standard streams that are closed, full or without a reader: a program goes on without them if asked to."""
 
 import contextlib
 import errno

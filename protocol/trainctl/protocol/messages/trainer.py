@@ -27,7 +27,7 @@ FREED: Final = "memory_freed_bytes"
 PAIRS_FOLLOWED: Final = 32
 """Held-out pairs that every evaluation reports, the first ones."""
 WORST_PAIRS: Final = 10
-"""Those with the lowest margins that it reports too."""
+"""Held-out pairs with the lowest margins that every evaluation reports too."""
 
 
 class RankWork(msgspec.Struct, frozen=True):

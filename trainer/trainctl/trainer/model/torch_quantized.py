@@ -25,7 +25,7 @@ _E4M3 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).flo
 _BLOCK_VALUES = {"cpu": 1 << 18}
 """Values that are unpacked at once, by the kind of device: on a CPU, those that its caches hold."""
 _MOST_BLOCK_VALUES = 1 << 24
-"""Those on other devices, where each block costs a few launches."""
+"""Values that are unpacked at once on other devices, where each block costs a few launches."""
 
 
 @dataclass(frozen=True)

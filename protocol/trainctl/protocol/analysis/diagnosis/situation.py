@@ -48,7 +48,7 @@ class Situation:
 
     @cached_property
     def lasting(self) -> list[Parts]:
-        """These, and so many before them that a slow moment is no slow rank; empty if the plan is too new."""
+        """Return the present steps and enough before them that a moment makes no rank slow; empty for a new plan."""
         return pace.lasting(self._present, self.recent)
 
     @cached_property

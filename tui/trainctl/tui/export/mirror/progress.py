@@ -22,7 +22,7 @@ class Span(msgspec.Struct, frozen=True):
     generation: Generation
 
 
-class Told(msgspec.Struct, frozen=True):
+class CopiedEvent(msgspec.Struct, frozen=True):
     """An event that was mirrored, at a step of the target."""
 
     id: int
@@ -37,7 +37,7 @@ class MirrorProgress(msgspec.Struct, frozen=True):
     target: str
     step: int = 0  # last one mirrored
     spans: tuple[Span, ...] = ()
-    events: tuple[Told, ...] = ()  # the newest
+    events: tuple[CopiedEvent, ...] = ()  # the newest
     text_step: int = -1  # of the target's last text
     evaluations: dict[int, float | None] = {}  # mirrored, by step; None: it was no number
     samples: dict[int, int] = {}  # mirrored answers of the model: row of the last one by step
@@ -79,7 +79,7 @@ class MirrorProgress(msgspec.Struct, frozen=True):
 
     def texted(self, step: int, events: Sequence[Event]) -> "MirrorProgress":
         """After a text of these events."""
-        told = (*self.events, *(Told(event.id, event.at, step) for event in events))[-EVENTS_KEPT:]
+        told = (*self.events, *(CopiedEvent(event.id, event.at, step) for event in events))[-EVENTS_KEPT:]
         return msgspec.structs.replace(self, events=told, text_step=step, rows=self.rows + 1)
 
     def back_to(self, step: int) -> "MirrorProgress":
