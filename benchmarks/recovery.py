@@ -33,6 +33,8 @@ from trainctl.trainer import demo_assets
 NODES = ["a", "b", "c"]
 SAMPLES, MICRO_BATCH = 8, 4
 """Samples of a rank in a step, and those of a micro-batch."""
+WHOLE_STEPS = 10
+"""Steps of all ranks between two kills: a rank that is killed sooner, again and again, is given up."""
 MEDIAN_BAR_SECONDS, P95_BAR_SECONDS, AGENT_BAR_SECONDS = 1.0, 3.0, 5.0
 
 
@@ -138,7 +140,7 @@ def whole(cluster: Cluster) -> None:
         run = view(cluster)
         return (
             all(rank.state == "run" for rank in run.ranks)
-            and len([row for row in rows if row.generation == run.generation]) >= 4
+            and len([row for row in rows if row.generation == run.generation]) >= WHOLE_STEPS
         )
 
     until(is_whole, "a whole group")

@@ -116,7 +116,7 @@ def test_a_trainer_that_dies_again_and_again_is_given_up_with_its_last_words():
         simulation.end_rank(simulation.ranks[0], clean=False)
         simulation.hear(simulation.ranks[0])
     assert waits == [1, 2, 4, 8, 16]
-    words = "a failed: started 5 times without taking part for 60 s; the last time it was ended by signal 9"
+    words = "a failed: started 5 times without taking part in 8 steps; the last time it was ended by signal 9"
     assert words in texts(simulation)
     assert state(simulation, 0) == "failed"
     simulation.command("resume")
@@ -124,8 +124,10 @@ def test_a_trainer_that_dies_again_and_again_is_given_up_with_its_last_words():
     assert simulation.starts == 5
 
 
-@pytest.mark.parametrize("steady", [False, True])
-def test_a_trainer_that_dies_soon_after_its_first_steps_is_given_up_and_one_that_stayed_is_not(steady: bool):
+@pytest.mark.parametrize(("steps", "seconds", "steady"), [(2, 0.0, False), (2, 60.0, True), (12, 0.0, True)])
+def test_a_trainer_that_dies_soon_after_its_first_steps_is_given_up_and_one_that_stayed_is_not(
+    steps: int, seconds: float, steady: bool
+):
     simulation = group(steps=10_000).begin().until_step(1)
     for _ in range(6):
         simulation.kill(simulation.ranks[2])
@@ -133,9 +135,9 @@ def test_a_trainer_that_dies_soon_after_its_first_steps_is_given_up_and_one_that
         while state(simulation, 2) not in ("run", "failed"):
             simulation.tick(1.0)
             simulation.run(20)
-        simulation.until_step(simulation.conductor.progress.step + 2)
-        if steady:
-            simulation.tick(60.0)
+        simulation.until_step(simulation.conductor.progress.step + steps)
+        if seconds:
+            simulation.tick(seconds)
             simulation.until_step(simulation.conductor.progress.step + 2)
     attempts = [text for text in texts(simulation) if text.startswith("c's trainer restarts")]
     assert attempts == [

@@ -91,9 +91,10 @@ class Departures:
 
 
 STARTS = 5
-"""Starts after which a rank counts as failed that has not taken part in steps for STEADY_SECONDS since any of them."""
-STEADY_SECONDS = 60.0
-"""Seconds between two steps of a restarted rank after which its former starts no longer count."""
+"""Starts after which a rank counts as failed that has not been steady since any of them."""
+STEADY_STEPS, STEADY_SECONDS = 8, 60.0
+"""A restarted rank is steady, so that its former starts no longer count, once it has taken part in so many steps, or in
+two so far apart: it was worth its restart."""
 START_SECONDS = 120.0
 """Seconds within which a restarted trainer must report."""
 PROFILE_SECONDS = 120.0
@@ -119,7 +120,7 @@ class Restarts:
     def __init__(self, state: ConductorState, proposals: Proposals) -> None:
         self._state, self._proposals = state, proposals
         self._starts: dict[int, int] = {}  # of each rank since it was last steady
-        self._steady_at: dict[int, float] = {}  # when a rank that has made a step since its last start is steady again
+        self._steps: dict[int, tuple[int, float]] = {}  # since a rank's last start: their count, when it made the first
         self._hung_first: set[int] = set()  # those that have been ended so, of the ranks that the run begins with
         self._computing: set[int] = set()  # of these ranks, those that compute the reference, or have begun to
         self._due: dict[int, float] = {}  # when a rank's trainer is started again
@@ -174,7 +175,7 @@ class Restarts:
             text = f"{label}: its trainer was started {STARTS} times and {did} each time while loading"
             raise CannotGoOnError(f"{text}; the last time it {why}")
         state.persist(settings=share_edits.give_up(state.settings, rank))
-        text = f"started {STARTS} times without taking part for {STEADY_SECONDS:.0f} s; the last time it {why}"
+        text = f"started {STARTS} times without taking part in {STEADY_STEPS} steps; the last time it {why}"
         state.happen(RankChanged((label,), "failed", text), "error")
 
     def start_returned(self, rank: int) -> None:
@@ -194,7 +195,7 @@ class Restarts:
             if not lost and not self._is_first(rank):
                 continue
             self._starts[rank] = self._starts.get(rank, 0) + 1
-            self._steady_at.pop(rank, None)
+            self._steps.pop(rank, None)
             state.ranks[rank].ended = False
             state.ranks[rank].heard = state.now  # it is listened for from now on
             text = f"{self._starts[rank]} of {STARTS}"
@@ -262,10 +263,12 @@ class Restarts:
 
     def is_starting(self, rank: int) -> bool:
         """Return whether another process has been asked for, and has neither made a step nor ended."""
-        return rank in self._starts and rank not in self._steady_at and not self._state.ranks[rank].ended
+        return rank in self._starts and rank not in self._steps and not self._state.ranks[rank].ended
 
     def stepped(self, ranks: Collection[int]) -> None:
         """They took part in a step. One that dies again soon isn't steady: its starts still count."""
         for rank in self._starts.keys() & {*ranks}:
-            if self._steady_at.setdefault(rank, self._state.now + STEADY_SECONDS) <= self._state.now:
-                del self._starts[rank], self._steady_at[rank]
+            steps, first_at = self._steps.get(rank, (0, self._state.now))
+            self._steps[rank] = (steps + 1, first_at)
+            if steps + 1 >= STEADY_STEPS or self._state.now - first_at >= STEADY_SECONDS:
+                del self._starts[rank], self._steps[rank]
