@@ -54,6 +54,7 @@ check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy -p trainctl.guest --python-version 3.10
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.pages --check
 	$(BIN)/python -m tools.house_rules
