@@ -22,7 +22,7 @@ _FIELDS: Final = frozenset({"grad_norm", "global_batch"})
 _COUNTS: Final = frozenset({"samples", "tokens", "global_batch"})
 
 RawStep = tuple[int, float, float, Any, Any, Any, Any, dict[str, Any], "dict[str, float] | None"]
-"""A step as `step()` hands it over: number, Unix time, seconds, loss, samples, tokens, learning rate, metrics and phases."""
+"""A step from `step()`: number, Unix time, seconds, loss, samples, tokens, learning rate, metrics and phases."""
 
 
 @dataclass(frozen=True)
