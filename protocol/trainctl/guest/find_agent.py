@@ -1,5 +1,7 @@
 """Find the agent of this machine that records attached runs, by the files in which agents register."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import json
@@ -7,7 +9,10 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def state_folder() -> Path:

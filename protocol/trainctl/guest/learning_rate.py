@@ -5,10 +5,14 @@ scheduler and checkpoint, they have the loop's own. What was ordered is in the g
 below, so that `optimizer.load_state_dict()` brings it back.
 """
 
-from typing import Any, Final
+from __future__ import annotations
 
-_FACTOR: Final = "trainctl_lr_factor"
-_CONSTANT: Final = "trainctl_lr"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_FACTOR = "trainctl_lr_factor"
+_CONSTANT = "trainctl_lr"
 
 
 class LearningRate:
@@ -19,7 +23,7 @@ class LearningRate:
         """The rate of the newest step, of the first group that learns."""
         self.refusal = ""
         """Why the rate can't be set; empty if it can."""
-        self.optimizer: Final = optimizer
+        self.optimizer = optimizer
         self._changed: list[tuple[dict[str, Any], Any, Any]] = []  # group, own rate, rate in use
         self._base: list[float] = []
         inner = optimizer

@@ -3,6 +3,8 @@
 The loop never waits for it. While no agent answers, lines go to the spool.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import select
@@ -11,69 +13,69 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from math import inf
 
 from trainctl.guest import find_agent
-from trainctl.guest.orders import Order, Orders, Outcome
-from trainctl.guest.rows import Batch, Event, Outbox, RawStep, Rewind, RowEncoder, line, steps_line
+from trainctl.guest.rows import MAX_ROWS, Outbox, RowEncoder, line, steps_line
 from trainctl.guest.spool import Spool
 
-VERSION: Final = 1
-"""Version of the lines between loop and agent."""
-TICK_SECONDS: Final = 0.2
-ABSENT_SECONDS: Final = 10.0
-"""Seconds without an answer after which lines go to the spool."""
-ALIVE_SECONDS: Final = 5.0
-"""Seconds after which an empty line shows that the loop's process is alive."""
-FLUSH_SECONDS: Final = 1.0
-"""Most seconds that the end of a run takes."""
-_ANSWER_SECONDS: Final = 0.5  # at the end, before lines go to the spool
-_SPOOL_SECONDS: Final = 0.3  # left for writing them
-_RETRY_SECONDS: Final = 1.0
-_BUSY_SECONDS: Final = 5.0  # after an agent has refused the run for now
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
-Item = RawStep | Event | Rewind
+    from trainctl.guest.orders import Orders, Outcome
+    from trainctl.guest.rows import Batch, Event, RawStep, Rewind
+
+VERSION = 1
+"""Version of the lines between loop and agent."""
+TICK_SECONDS = 0.2
+ABSENT_SECONDS = 10.0
+"""Seconds without an answer after which lines go to the spool."""
+ALIVE_SECONDS = 5.0
+"""Seconds after which an empty line shows that the loop's process is alive."""
+FLUSH_SECONDS = 1.0
+"""Most seconds that the end of a run takes."""
+_ANSWER_SECONDS = 0.5  # at the end: without an answer for so long, what is left goes to the spool
+_SPOOL_SECONDS = 0.3  # at the end: kept for that
+_CONVERSION_SECONDS = 30.0  # at the end: most seconds for a value that a device is computing
+_RETRY_SECONDS = 1.0
+_BUSY_SECONDS = 5.0  # after an agent has refused the run for now
+_ITEMS_AT_ONCE = 32  # converted before the loop's thread gets its turn
 
 
 class Link:
     """Sends a run's lines to the agent of this machine, and keeps them until it has them."""
 
-    def __init__(self, attach: dict[str, Any], verbs: Callable[[], dict[str, str]], orders: Orders) -> None:
-        """`attach` describes the run; `verbs` says what the loop takes."""
-        self.items: deque[Item] = deque()
+    def __init__(
+        self, attach: dict[str, Any], verbs: Callable[[], dict[str, str]], orders: Orders, *, continues: bool
+    ) -> None:
+        """`attach` describes the run; `verbs` says what the loop takes; `continues`: steps without numbers count from
+        the newest that the record has."""
+        self.items: deque[RawStep | Event | Rewind] = deque(maxlen=MAX_ROWS)
         """Steps, events and rewinds from the loop, in order."""
-        self.refused = ""
-        """Why an agent has refused the run for good."""
         self.lost = ""
         """The steps that neither the agent nor the spool got at the end, and why; empty: none."""
+        self.heard_monotonic = time.monotonic()
         self._attach, self._verbs, self._orders = attach, verbs, orders
         self._outbox, self._encoder = Outbox(), RowEncoder()
-        self._state = find_agent.state_folder()
-        self._spool = Spool(self._state, attach["run"])
-        self._spool_problem, self._spool_due = "", 0.0
+        self._is_base_known = not continues
+        self._spool = Spool(find_agent.state_folder(), attach["run"])
+        self._spool_due, self._has_spooled, self._has_complained = 0.0, False, False
         self._socket: socket.socket | None = None
-        self._path = ""  # where the agent was that has answered
-        self._connect_due = 0.0
-        self._received, self._unsent = bytearray(), b""
-        self._in_flight: tuple[Batch | None, list[Outcome]] | None = None
-        self._sent_monotonic = 0.0
-        self._newest = 0  # step up to which rows were sent
-        self._is_hello_due = self._is_absent = self._has_spooled = False
-        self._connected_monotonic = 0.0
-        self.heard_monotonic = time.monotonic()
-        self._base_known = True
+        self._path = ""  # of the socket whose agent has answered
+        self._connect_due = self._connected_monotonic = self._sent_monotonic = 0.0
+        self._received, self._unsent = b"", b""
+        self._in_flight: tuple[Batch | None, list[Outcome]] | None = None  # what the line awaiting its answer had
+        self._newest = 0  # step up to which rows were sent on this connection
+        self._is_hello_due = self._is_absent = self._is_refused = self._is_converting = False
         self._end: bytes | None = None
-        self._is_end_sent = self._is_end_kept = False
-        self._deadline = 0.0
-        self._wake, self._woken = socket.socketpair()
-        for end in (self._wake, self._woken):
-            end.setblocking(False)
+        self._is_end_sent = self._is_over = False
+        self._deadline = inf
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="trainctl-guest", daemon=True)
-
-    def start(self, *, continues: bool) -> None:
-        """`continues`: steps are counted from the newest that the record has."""
-        self._base_known = not continues
         self._thread.start()
 
     def change(self) -> None:
@@ -82,111 +84,101 @@ class Link:
 
     def close(self, state: str, reason: str) -> None:
         """Send all that is left and the end, within FLUSH_SECONDS."""
-        self._deadline = time.monotonic() + FLUSH_SECONDS
         self._end = line("end", state=state, reason=reason[:1000])
+        self._deadline = time.monotonic() + FLUSH_SECONDS
         with contextlib.suppress(OSError):
-            self._wake.send(b"\0")
+            self._waker.send(b"\0")
         self._thread.join(FLUSH_SECONDS)
-        if self._thread.is_alive():
-            self.lost = self.lost or "its last steps may be missing: the end took too long"
+        if self._is_converting:  # a thread that is in a library when the interpreter ends may abort the process
+            self._thread.join(_CONVERSION_SECONDS)
 
     def abandon(self) -> None:
         """Let go of everything in a forked child: the parent has the thread and sends."""
-        for file in (self._socket, self._wake, self._woken):
+        for file in (self._socket, self._waker, self._woken):
             if file is not None:
-                with contextlib.suppress(OSError):
-                    file.close()
+                file.close()
         self._spool.close()
         self.items = deque(maxlen=0)
 
     # The thread.
 
     def _run(self) -> None:
-        while not self._is_over():
+        while not self._is_over and not self._is_refused:
             self._tick()
         self._disconnect()
         self._spool.close()
-        for end in (self._wake, self._woken):
-            end.close()
-
-    def _is_over(self) -> bool:
-        if self.refused:
-            return True
-        if self._end is None:
-            return False
-        return self._is_end_kept or time.monotonic() >= self._deadline
+        self._waker.close()
+        self._woken.close()
 
     def _tick(self) -> None:
         try:
+            self._convert()
             self._exchange()
+            if not self._is_over:
+                self._wait()
         except Exception as error:  # noqa: BLE001  whatever it is, the loop trains on
             self._disconnect()
             self._connect_due = time.monotonic() + _BUSY_SECONDS
-            _say(f"{self._attach['run']}: {type(error).__name__}: {error}")
+            self._say(f"{type(error).__name__}: {error}")
+            self._is_over = self._end is not None
             time.sleep(TICK_SECONDS)
 
+    def _convert(self) -> None:
+        """Make rows of what the loop has handed over."""
+        items = self.items
+        self._is_converting = True
+        try:
+            while items and time.monotonic() < self._deadline - _SPOOL_SECONDS:
+                for _ in range(min(len(items), _ITEMS_AT_ONCE)):
+                    item = items.popleft()
+                    self._is_base_known = self._is_base_known or isinstance(item, int)
+                    self._outbox.add(item, self._encoder)
+                if items and self._end is None:
+                    time.sleep(0.0005)
+        finally:
+            self._is_converting = False
+
     def _exchange(self) -> None:
-        self._take_items()
         now = time.monotonic()
         if self._socket is None and now >= self._connect_due:
             self._connect(now)
         if self._socket is not None:
             self._send(now)
         self._is_absent = now - max(self.heard_monotonic, self._connected_monotonic) > ABSENT_SECONDS
-        if self._end is not None and not self._is_end_kept:
+        if self._end is not None and not self._is_over:
             asked = max(self.heard_monotonic, self._deadline - FLUSH_SECONDS)
             if self._socket is None or now > min(asked + _ANSWER_SECONDS, self._deadline - _SPOOL_SECONDS):
                 self._spool_rest()
-                return
         elif self._is_absent and now >= self._spool_due:
             self._write_spool(now)
-        self._wait()
-
-    def _take_items(self) -> None:
-        items, outbox = self.items, self._outbox
-        while items:
-            item = items.popleft()
-            if isinstance(item, tuple):
-                outbox.add_row(item[0], self._encoder.encode(item))
-                for complaint in self._encoder.complaints:
-                    outbox.add_event(Event(complaint, "warning", item[0]))
-                self._encoder.complaints.clear()
-            elif isinstance(item, Event):
-                outbox.add_event(item)
-            else:
-                self._base_known = True
-                outbox.add_rewind(item)
 
     def _wait(self) -> None:
         """Wait for an answer, an order, the end or the next tick."""
-        poll = select.poll()
-        poll.register(self._woken, select.POLLIN)
-        if self._socket is not None:
-            poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         until = time.monotonic() + (TICK_SECONDS if self._end is None else 0.02)
         while (left := until - time.monotonic()) > 0:
+            poll = select.poll()
+            poll.register(self._woken, select.POLLIN)
+            if self._socket is not None:
+                poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             ready = dict(poll.poll(1000 * left))
             if self._woken.fileno() in ready:
-                with contextlib.suppress(BlockingIOError):
-                    self._woken.recv(64)
+                self._woken.recv(64)
                 return
-            if not ready or self._socket is None:
+            if self._socket is None:
                 return
-            if ready.get(self._socket.fileno(), 0) & select.POLLOUT:
+            event = ready.get(self._socket.fileno(), 0)
+            if event & ~select.POLLOUT:
+                self._receive()
+                if self._in_flight is None and (self._end is not None or not self._outbox.is_sent):
+                    return
+            elif event:
                 self._flush()
-                return
-            self._receive()
-            if self._in_flight is None and (self._end is not None or not self._outbox.is_sent):
-                return
 
     # Connection.
 
     def _connect(self, now: float) -> None:
         self._connect_due = now + _RETRY_SECONDS
-        paths = find_agent.sockets()
-        if self._path:  # the steps that it has recorded are known there alone
-            paths = [self._path]
-        for path in paths:
+        for path in [self._path] if self._path else find_agent.sockets():  # the agent that has the run's steps
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.setblocking(False)
             try:
@@ -196,9 +188,8 @@ class Link:
                 continue
             self._socket, self._connected_monotonic = connection, now
             self._spool.close()
-            self._received.clear()
-            self._unsent, self._in_flight = b"", None
             self._outbox.send_again()
+            self._received, self._unsent = b"", b""
             self._newest, self._is_end_sent = 0, False
             self._put(self._hello(None), None, [])
             return
@@ -207,11 +198,20 @@ class Link:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        self._in_flight = None
 
     def _hello(self, after_step: int | None) -> bytes:
         self._is_hello_due = False
         attach = self._attach if after_step is None else {**self._attach, "after_step": after_step}
         return line("hello", version=VERSION, attach=attach, verbs=self._verbs(), socket=self._path)
+
+    def _text(self, batch: Batch | None, outcomes: list[Outcome]) -> bytes:
+        kind, number, texts = batch or ("row", 0, [])
+        if kind == "row":
+            base = self._outbox.base
+            moved = [{**one, "step": one["step"] and base + one["step"]} for one in outcomes] if base else outcomes
+            return steps_line(texts, moved)
+        return texts[0] if kind == "event" else self._hello(number)
 
     def _put(self, text: bytes, batch: Batch | None, outcomes: list[Outcome]) -> None:
         self._in_flight = (batch, outcomes)
@@ -230,29 +230,22 @@ class Link:
 
     def _send(self, now: float) -> None:
         """Send the next line, if the one before was answered."""
-        if self._in_flight is not None or self._socket is None:
+        if self._in_flight is not None:
             return
         if self._is_hello_due:
             self._put(self._hello(None), None, [])
-        elif (batch := self._outbox.take()) is not None:
-            self._put_batch(batch)
-        elif outcomes := self._orders.due(self._newest):
-            self._put(steps_line((), self._fields(outcomes)), None, outcomes)
+            return
+        batch = self._outbox.take()
+        if batch is not None and batch[0] == "row":
+            self._newest = batch[1]
+        outcomes = self._orders.due(self._newest) if batch is None or batch[0] == "row" else []
+        if batch is not None or outcomes:
+            self._put(self._text(batch, outcomes), batch, outcomes)
         elif self._end is not None and not self._is_end_sent:
             self._is_end_sent = True
             self._put(self._end, None, [])
-        elif now - self._sent_monotonic > (ALIVE_SECONDS if not len(self._outbox) else _RETRY_SECONDS):
+        elif now - self._sent_monotonic > (_RETRY_SECONDS if len(self._outbox) else ALIVE_SECONDS):
             self._put(steps_line((), ()), None, [])
-
-    def _put_batch(self, batch: Batch) -> None:
-        if batch.kind == "row":
-            self._newest = batch.number
-            outcomes = self._orders.due(batch.number)
-            text = steps_line(batch.texts, self._fields(outcomes))
-            self._put(text, batch, outcomes)
-        else:
-            text = batch.texts[0] if batch.kind == "event" else self._hello(batch.number)
-            self._put(text, batch, [])
 
     def _receive(self) -> None:
         assert self._socket is not None
@@ -264,98 +257,80 @@ class Link:
             text = b""
         if not text:
             self._disconnect()
-            return
-        self._received += text
-        *lines, rest = self._received.split(b"\n")
-        self._received = bytearray(rest)
+            self._connect_due = 0.0 if self._end is None else self._connect_due
+        *lines, self._received = (self._received + text).split(b"\n")
         for one in lines:
             self._hear(json.loads(one))
 
     def _hear(self, message: dict[str, Any]) -> None:
         self.heard_monotonic = time.monotonic()
-        if self._is_absent:  # it was silent so long that the spool has lines, which it reads at a hello
-            self._is_absent = False
-            if self._spool.is_open:
-                self._disconnect()
-                self._connect_due = 0.0
-                return
-        match message.get("type"):
-            case "kept":
-                self._kept(int(message.get("step", 0)), int(message.get("event", 0)))
-            case "order":
-                self._orders.take(Order(message["id"], message["verb"], message.get("args") or {}))
-            case "refused":
-                self._disconnect()
-                self._connect_due = time.monotonic() + _BUSY_SECONDS
-                if message.get("final"):
-                    self.refused = str(message.get("reason", ""))
-                    _say(f"the agent does not record {self._attach['run']}: {self.refused}")
-            case _:
-                pass
-
-    def _kept(self, step: int, event: int) -> None:
-        if self._in_flight is None or self._socket is None:
+        if self._spool.is_open:  # it was silent for so long; what was spooled it reads before it answers a hello
+            self._disconnect()
+            self._connect_due = 0.0
             return
-        batch, outcomes = self._in_flight
+        kind = message.get("type")
+        if kind == "kept" and self._in_flight is not None and self._socket is not None:
+            self._path = str(self._socket.getpeername())
+            self._confirm(int(message["step"]), int(message.get("event", 0)), *self._in_flight)
+        elif kind == "order":
+            self._orders.take({"id": str(message["id"]), "verb": message["verb"], "args": message.get("args") or {}})
+        elif kind == "refused":
+            self._disconnect()
+            self._connect_due = time.monotonic() + _BUSY_SECONDS
+            if message.get("final"):
+                self._is_refused = True
+                self._say(f"the agent does not record it: {message.get('reason')}")
+
+    def _confirm(self, step: int, event: int, batch: Batch | None, outcomes: list[Outcome]) -> None:
         self._in_flight = None
-        self._path = str(self._socket.getpeername())
-        if self._has_spooled:  # it has taken up the file
+        if self._has_spooled:  # the agent has taken up the file
             self._has_spooled = False
             self._outbox.mark(spooled=False)
-        if not self._base_known:
-            self._base_known = True
-            self._outbox.base = step
+        if not self._is_base_known:
+            self._is_base_known, self._outbox.base = True, step
         self._orders.sent(outcomes)
-        self._outbox.confirm(step, event, rewound=batch is not None and batch.kind == "rewind")
+        self._outbox.confirm(step, event, rewound=batch is not None and batch[0] == "rewind")
         if self._outbox.dropped:
-            text = f"{self._outbox.dropped} steps are missing: more than could be kept waited for an agent"
+            text = f"{self._outbox.dropped} steps are missing: more than {MAX_ROWS} waited for an agent"
             self._outbox.dropped = 0
-            self._outbox.add_event(Event(text, "warning"))
-        if self._is_end_sent and batch is None and not len(self._outbox):
-            self._is_end_kept = True
-
-    def _fields(self, outcomes: list[Outcome]) -> list[dict[str, Any]]:
-        return [outcome.fields(self._outbox.base) for outcome in outcomes]
+            self._outbox.add({"severity": "warning", "text": text, "step": None}, self._encoder)
+        self._is_over = self._is_end_sent and not len(self._outbox)
 
     # Spool.
 
     def _write_spool(self, now: float) -> None:
         self._spool_due = now + _RETRY_SECONDS
-        batches = self._outbox.spool() if self._base_known else []
+        batches = [*self._outbox.unspooled()] if self._is_base_known else []
         if not batches:
             return
+        outcomes = self._orders.due(batches[-1][1])
+        lines = [*(self._text(batch, []) for batch in batches), self._text(None, outcomes)]
         try:
-            self._spool.write(self._hello(None), [self._spooled(batch) for batch in batches])
+            self._spool.write(self._hello(None), lines if outcomes else lines[:-1])
         except OSError as error:
             self._spool_due = now + ABSENT_SECONDS
-            if not self._spool_problem:
-                self._spool_problem = f"{self._spool.path}: {error.strerror or error}"
-                _say(f"no agent, and steps can't be kept in {self._spool_problem}; {len(self._outbox)} wait in memory")
+            if not self._has_complained:
+                self._has_complained = True
+                self._say(f"no agent answers, and steps wait in memory: {self._spool.path}: {error.strerror or error}")
         else:
-            self._spool_problem = ""
+            self._has_complained, self._has_spooled = False, True
             self._outbox.mark(spooled=True)
-            self._has_spooled = True
-
-    def _spooled(self, batch: Batch) -> bytes:
-        if batch.kind == "row":
-            return steps_line(batch.texts, self._fields(self._orders.due(batch.number)))
-        return batch.texts[0] if batch.kind == "event" else self._hello(batch.number)
+            self._orders.sent(outcomes)
 
     def _spool_rest(self) -> None:
         """Keep what the agent did not confirm, and the end."""
         assert self._end is not None
         self._disconnect()
-        lines = [self._spooled(batch) for batch in self._outbox.spool()]
-        if outcomes := self._orders.due(sys.maxsize):
-            lines.append(steps_line((), self._fields(outcomes)))
+        lines = [self._text(batch, []) for batch in self._outbox.unspooled()]
         try:
-            self._spool.write(self._hello(None), [*lines, self._end])
+            self._spool.write(self._hello(None), [*lines, self._text(None, self._orders.due(inf)), self._end])
         except OSError as error:
-            rows = self._outbox.unspooled
-            self.lost = f"{rows} steps are lost: no agent answers, and {self._spool.path}: {error.strerror or error}"
-        self._is_end_kept = True
+            self.lost = f"no agent answers, and {self._spool.path}: {error.strerror or error}"
+        rows = len(self.items) + (self._outbox.unspooled_rows if self.lost else 0)
+        if rows:
+            self.lost = f"{rows} steps are lost: {self.lost or 'their values came too late'}"
+        self._is_over = True
 
-
-def _say(text: str) -> None:
-    with contextlib.suppress(Exception):
-        sys.stderr.write(f"trainctl: {text}\n")
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"trainctl: {self._attach['run']}: {text}\n")

@@ -1,62 +1,30 @@
 """Orders to the loop: each is carried out once, and its outcome is sent until the agent has it. Pure."""
 
+from __future__ import annotations
+
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal
 
-KEPT_OUTCOMES: Final = 1_000
-"""Ids of orders whose outcomes are remembered: an order that comes again is answered by its old outcome."""
-EDITS: Final = frozenset({"set-lr", "resize-batch", "set-global-batch", "rebalance"})
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Literal
+
+    Order = dict[str, Any]
+    """A command for the loop, as it arrived: id, verb and args."""
+    Outcome = dict[str, Any]
+    """The end of an order: id, state, step, reason, before and after. The row of the step carries it; None: no row."""
+
+MAX_OUTCOMES = 1_000
+"""Orders whose outcomes are remembered: one that comes again is answered by its old outcome."""
+EDITS = frozenset({"set-lr", "resize-batch", "set-global-batch", "rebalance"})
 """Verbs that act from the next step on; all others act at the boundary after the step."""
-BUILT_IN: Final = ("pause", "resume", "stop", "note")
-_MISSING: Final = {
+BUILT_IN = ("pause", "resume", "stop", "note")
+_MISSING = {
     "set-lr": "the loop gave no optimizer: pass optimizer= to attach(), or offer set-lr",
     "checkpoint": "the loop gave no checkpoint function: pass checkpoint= to attach()",
     "evaluate": "the loop gave no evaluate function: pass evaluate= to attach()",
 }
-
-
-@dataclass(frozen=True)
-class Order:
-    """A command for the loop."""
-
-    id: str
-    verb: str
-    args: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The end of an order. `step`: the step whose row carries it; None: it ended at no step."""
-
-    id: str
-    state: Literal["applied", "rejected", "failed"]
-    step: int | None = None
-    reason: str = ""
-    before: Any = None
-    after: Any = None
-
-    def fields(self, base: int) -> dict[str, Any]:
-        """Return it as the wire has it; the loop's steps count from `base`."""
-        return {
-            "id": self.id,
-            "state": self.state,
-            "step": None if self.step is None else base + self.step,
-            "reason": self.reason[:1000],
-            "before": _value(self.before),
-            "after": _value(self.after),
-        }
-
-
-def _value(value: Any) -> str | float | None:
-    if value is None or isinstance(value, (int, float)):
-        return value
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return str(value)[:200]
 
 
 class Orders:
@@ -71,37 +39,55 @@ class Orders:
 
     def take(self, order: Order) -> None:
         """Queue an order that is new; for one that has ended, have its outcome sent again."""
-        if (old := self._outcomes.get(order.id)) is not None:
-            self._unsent[order.id] = old
-        elif order.id not in self._open:
-            self._open.add(order.id)
+        id = order["id"]
+        if (old := self._outcomes.get(id)) is not None:
+            self._unsent[id] = old
+        elif id not in self._open:
+            self._open.add(id)
             self.arrived.append(order)
 
-    def finish(self, outcome: Outcome) -> None:
-        """Keep an order's outcome, for sending."""
-        self._outcomes[outcome.id] = outcome
-        self._unsent[outcome.id] = outcome
-        self._open.discard(outcome.id)
-        while len(self._outcomes) > KEPT_OUTCOMES:
+    def finish(
+        self,
+        id: str,
+        state: Literal["applied", "rejected", "failed"],
+        step: int | None = None,
+        reason: str = "",
+        changed: tuple[Any, Any] = (None, None),
+    ) -> None:
+        """Keep an order's outcome, for sending. `changed`: what it changed, before and after."""
+        before, after = (_value(value) for value in changed)
+        outcome = {"id": id, "state": state, "step": step, "reason": reason[:1000], "before": before, "after": after}
+        self._outcomes[id] = self._unsent[id] = outcome
+        self._open.discard(id)
+        while len(self._outcomes) > MAX_OUTCOMES:
             self._outcomes.popitem(last=False)
 
-    def due(self, step: int) -> list[Outcome]:
+    def due(self, step: int | float) -> list[Outcome]:
         """Return the outcomes to send with the rows up to `step`."""
-        return [outcome for outcome in [*self._unsent.values()] if outcome.step is None or outcome.step <= step]
+        return [outcome for outcome in [*self._unsent.values()] if (outcome["step"] or 0) <= step]
 
     def sent(self, outcomes: list[Outcome]) -> None:
-        """The agent has these."""
+        """Forget that these are to be sent: the agent has them."""
         for outcome in outcomes:
-            if self._unsent.get(outcome.id) is outcome:
-                del self._unsent[outcome.id]
+            if self._unsent.get(outcome["id"]) is outcome:
+                del self._unsent[outcome["id"]]
 
     def give_up(self, step: int, reason: str) -> None:
         """Fail the orders that the loop will not carry out, and those whose step does not come after `step`."""
         while self.arrived:
-            self.finish(Outcome(self.arrived.popleft().id, "failed", None, reason))
+            self.finish(self.arrived.popleft()["id"], "failed", None, reason)
         for outcome in [*self._unsent.values()]:
-            if outcome.step is not None and outcome.step > step:
-                self.finish(Outcome(outcome.id, "failed", None, reason, outcome.before, outcome.before))
+            if (outcome["step"] or 0) > step:
+                self.finish(outcome["id"], "failed", None, reason)
+
+
+def _value(value: Any) -> str | float | None:
+    if value is None or isinstance(value, (int, float)):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return str(value)[:200]
 
 
 class Offers:
@@ -117,17 +103,15 @@ class Offers:
         self._refusals.pop(verb, None)
         if function is not None:
             self._functions[verb] = function
-        elif why:
-            self._refusals[verb] = why
-        elif verb in _MISSING:
-            self._refusals[verb] = _MISSING[verb]
+        elif why or verb in _MISSING:
+            self._refusals[verb] = why or _MISSING[verb]
 
     def function(self, verb: str) -> Callable[..., Any] | None:
         return self._functions.get(verb)
 
     def refusal(self, order: Order) -> str:
         """Return why an order is refused; empty if it is not."""
-        verb, args = order.verb, order.args
+        verb, args = order["verb"], order["args"]
         if why := self._refusals.get(verb):
             return why
         if verb not in self._functions and verb not in BUILT_IN:

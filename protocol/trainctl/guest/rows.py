@@ -3,51 +3,45 @@
 Pure: no socket, file or clock.
 """
 
+from __future__ import annotations
+
 import json
 import math
-import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from itertools import islice
 
-MAX_ROWS: Final = 100_000
+TYPE_CHECKING = False  # typing takes longer to load than all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any, Literal
+
+    RawStep = tuple[int, float, float, Any, Any, Any, Any, dict[str, Any], dict[str, float] | None]
+    """A step from `step()`: number, Unix time, seconds, loss, samples, tokens, learning rate, metrics and phases."""
+    Event = dict[str, Any]
+    """Something that happened in the loop, for the run's events: severity, text and step."""
+    Rewind = int
+    """The step after which the loop goes on, so that later ones in the record are retracted."""
+    Kind = Literal["row", "event", "rewind"]
+    Batch = tuple[Kind, int, list[bytes]]
+    """The content of one line: rows, an event or a rewind; its last step as the loop counts; and the encoded rows, or
+    the event's line."""
+
+MAX_ROWS = 100_000
 """Most rows that wait for the agent's confirmation; the oldest are dropped first."""
-MAX_METRICS: Final = 64
+MAX_METRICS = 64
 """Most metrics of a run's own that the agent records."""
-_ROWS_PER_LINE: Final = 200
-_BYTES_PER_LINE: Final = 256 * 1024  # with the rows' outcomes far from the agent's limit of 1 MiB
-_PHASES: Final = frozenset({"data", "forward", "backward", "sync", "optimizer", "wait"})
-_FIELDS: Final = frozenset({"grad_norm", "global_batch"})
-_COUNTS: Final = frozenset({"samples", "tokens", "global_batch"})
-
-RawStep = tuple[int, float, float, Any, Any, Any, Any, dict[str, Any], "dict[str, float] | None"]
-"""A step from `step()`: number, Unix time, seconds, loss, samples, tokens, learning rate, metrics and phases."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened in the loop, for the run's events."""
-
-    text: str
-    severity: Literal["info", "good", "warning", "error"] = "info"
-    step: int | None = None
-
-
-@dataclass(frozen=True)
-class Rewind:
-    """The loop goes on after an earlier step: later ones in the record are retracted."""
-
-    after_step: int
+_ROWS_PER_LINE = 200
+_BYTES_PER_LINE = 256 * 1024  # with the rows' outcomes far from the agent's limit of 1 MiB
+_PHASES = frozenset({"data", "forward", "backward", "sync", "optimizer", "wait"})
+_FIELDS = frozenset({"grad_norm", "global_batch"})
+_COUNTS = frozenset({"samples", "tokens", "global_batch"})
+_IN_NAMES = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_.:/-")
 
 
 def settle(value: Any) -> Any:
     """Return a value that a later conversion can trust, without waiting for a device: an array of MLX, which belongs to
     its thread, and one of NumPy as numbers, a tensor of torch without its graph and with its version."""
-    kind = type(value)
-    how = _SETTLE.get(kind)
-    if how is None:
-        how = _SETTLE[kind] = _way_to_settle(kind)
+    how = SETTLE[type(value)] = _way_to_settle(type(value))
     return how(value)
 
 
@@ -60,16 +54,19 @@ def _way_to_settle(kind: type) -> Callable[[Any], Any]:
 
 
 def _settle_tensor(tensor: Any) -> Any:
-    if tensor.requires_grad:  # its graph may hold a batch's activations
-        tensor = tensor.detach()
-    return tensor if tensor.is_inference() else (tensor, tensor._version)
+    try:
+        version = tensor._version
+    except RuntimeError:  # made in inference mode
+        return tensor
+    return (tensor.detach() if tensor.requires_grad else tensor), version  # its graph may hold a batch's activations
 
 
-_SETTLE: Final[dict[type, Callable[[Any], Any]]] = {}
+SETTLE: dict[type, Callable[[Any], Any]] = {}
+"""The ways to settle values of the types that `settle` was given."""
 
 
 class RowEncoder:
-    """Makes lines of steps, and says once per name what can't be recorded."""
+    """Makes JSON of steps, and says once per name what can't be recorded."""
 
     def __init__(self) -> None:
         self.complaints: list[str] = []
@@ -89,33 +86,34 @@ class RowEncoder:
             row["loss"] = value
         if rate is not None and (value := self._number("lr", rate)) is not None:
             row["learning_rate"] = value
-        values = row["values"] = {}
+        values: dict[str, Any] = {}
         for name, given in metrics.items():
-            known = self._names.get(name)
-            wire = self._name(name) if known is None else known
-            value = given if type(given) is float else self._number(name, given)
-            if value is not None and wire:
-                (row if wire in _FIELDS else values)[wire] = value
+            wire = self._names.get(name)
+            if wire is None:
+                wire = self._name(name)
+            number = given if type(given) is float else self._number(name, given)
+            if number is not None and wire:
+                (row if wire in _FIELDS else values)[wire] = number
         if phases:
             part["phases"] = {name: spent for name, spent in phases.items() if name in _PHASES}
             for name in phases.keys() - _PHASES:
                 if wire := self._name(f"{name}_seconds"):
                     values[wire] = phases[name]
-        row["parts"] = (part,)
-        try:
-            return _encode(row)[1:].encode()
-        except ValueError:
-            return _encode(_finite(row))[1:].encode()
+        row["values"], row["parts"] = values, (part,)
+        return _json(row)[1:]
 
     def _name(self, name: str) -> str:
         """Return a metric's name in the record; empty if it is left out."""
         if name in self._names:
             return self._names[name]
-        wire = name if name in _FIELDS or name == "eval_loss" else _own_name(name)
-        own = sum(1 for known in self._names.values() if known.startswith("user:"))
-        if wire.startswith("user:") and own >= MAX_METRICS:
-            self._complain("\0", f"only {MAX_METRICS} metrics of a run's own are recorded; {name!r} isn't, nor others")
-            wire = ""
+        if name in _FIELDS or name == "eval_loss":
+            wire = name
+        else:
+            wire = "".join(char if char in _IN_NAMES else "_" for char in name.lower().removeprefix("user:"))
+            wire = f"user:{wire}"[:64]
+            if sum(1 for other in self._names.values() if other.startswith("user:")) >= MAX_METRICS:
+                self._complain("\0", f"only {MAX_METRICS} metrics are recorded; {name!r} is the first that isn't")
+                wire = ""
         self._names[name] = wire
         return wire
 
@@ -125,7 +123,7 @@ class RowEncoder:
             if type(value) is tuple:
                 tensor, version = value
                 number = float(tensor)
-                if tensor._version != version:  # also if it changed while it was read
+                if tensor._version != version:  # looked at last, for it may change meanwhile
                     self._complain(name, f"{name!r} was changed in place before it was read: pass a clone() of it")
                     return None
             else:
@@ -145,13 +143,15 @@ class RowEncoder:
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
-def _own_name(name: str) -> str:
-    own = re.sub(r"[^a-z0-9_.:/-]", "_", name.lower().removeprefix("user:"))
-    return f"user:{own}"[:64]
+def _json(value: Any) -> bytes:
+    """Return JSON, with numbers that aren't finite as strings."""
+    try:
+        return _encode(value).encode()
+    except ValueError:
+        return _encode(_finite(value)).encode()
 
 
 def _finite(value: Any) -> Any:
-    """Return what JSON can say: infinities and NaN as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, dict):
@@ -161,31 +161,12 @@ def _finite(value: Any) -> Any:
 
 def line(kind: str, **fields: Any) -> bytes:
     """Return a line other than of steps."""
-    return _encode(_finite({"type": kind, **fields})).encode() + b"\n"
+    return _json({"type": kind, **fields}) + b"\n"
 
 
-def steps_line(rows: Sequence[bytes], outcomes: Sequence[Mapping[str, Any]]) -> bytes:
+def steps_line(rows: Sequence[bytes], outcomes: Sequence[dict[str, Any]]) -> bytes:
     """Return the line of encoded steps and of orders' outcomes."""
-    ended = _encode(_finite(list(outcomes))).encode()
-    return b'{"type":"steps","steps":[' + b",".join(rows) + b'],"outcomes":' + ended + b"}\n"
-
-
-@dataclass
-class _Entry:
-    kind: Literal["row", "event", "rewind"]
-    number: int  # of the step or event; of a rewind the step after which the loop goes on
-    row: bytes = b""  # as RowEncoder has it
-    event: Event | None = None
-    spooled: bool = False
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The content of one line: rows, or one event, or a rewind."""
-
-    kind: Literal["row", "event", "rewind"]
-    number: int  # of the last row, as the loop counts, or of the event; of a rewind the step after which it goes on
-    texts: tuple[bytes, ...]
+    return b'{"type":"steps","steps":[%b],"outcomes":%b}\n' % (b",".join(rows), _json(outcomes))
 
 
 class Outbox:
@@ -196,96 +177,93 @@ class Outbox:
         """Rows that neither the agent nor the spool got, because too many waited."""
         self.base = 0
         """Added to the numbers of rows: the newest step of the run's process before, where the loop gives none."""
-        self._waiting: deque[_Entry] = deque()
-        self._sent: deque[_Entry] = deque()  # on this connection, not confirmed yet
+        self._entries: deque[tuple[Kind, int, Any]] = deque()
+        self._first = 0  # entries are counted; this many are gone,
+        self._sent = 0  # this many were sent on this connection or are gone,
+        self._spooled = 0  # and this many are in the spool or gone
         self._events = 0
         self._has_rows = False
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._sent)
+        return len(self._entries)
 
     @property
     def is_sent(self) -> bool:
         """Return whether nothing waits to be sent on this connection."""
-        return not self._waiting
+        return self._sent == self._first + len(self._entries)
 
     @property
-    def unspooled(self) -> int:
-        """Rows that neither the agent nor the spool has."""
-        return sum(1 for entry in (*self._sent, *self._waiting) if entry.kind == "row" and not entry.spooled)
+    def unspooled_rows(self) -> int:
+        """Return how many rows neither the agent nor the spool has."""
+        return sum(1 for kind, _, _ in islice(self._entries, self._spooled - self._first, None) if kind == "row")
 
-    def add_row(self, number: int, text: bytes) -> None:
-        self._has_rows = True
-        self._waiting.append(_Entry("row", number, text))
-        if len(self) > MAX_ROWS:
-            oldest = (self._sent or self._waiting).popleft()
-            self.dropped += oldest.kind == "row" and not oldest.spooled
-
-    def add_event(self, event: Event) -> None:
-        self._events += 1
-        self._waiting.append(_Entry("event", self._events, event=event))
-
-    def add_rewind(self, rewind: Rewind) -> None:
-        if not self._has_rows:
-            self.base = 0  # the loop numbers its steps itself
-        self._waiting.append(_Entry("rewind", rewind.after_step))
+    def add(self, item: RawStep | Event | Rewind, encoder: RowEncoder) -> None:
+        """Add what the loop handed over."""
+        if isinstance(item, tuple):
+            self._has_rows = True
+            self._entries.append(("row", item[0], encoder.encode(item)))
+            for text in encoder.complaints:
+                self.add({"severity": "warning", "text": text, "step": item[0]}, encoder)
+            encoder.complaints.clear()
+        elif isinstance(item, dict):
+            self._events += 1
+            self._entries.append(("event", self._events, item))
+        else:
+            if not self._has_rows:
+                self.base = 0  # the loop numbers its steps itself
+            self._entries.append(("rewind", item, None))
+        if len(self._entries) > MAX_ROWS:
+            self.dropped += self._entries[0][0] == "row" and self._spooled <= self._first
+            self._forget_first()
 
     def take(self) -> Batch | None:
         """Return what the next line carries; it then counts as sent."""
-        if not self._waiting:
-            return None
-        taken: list[_Entry] = []
-        size = 0
-        while self._waiting and (not taken or (taken[0].kind == "row" == self._waiting[0].kind)):
-            size += len(self._waiting[0].row)
-            if taken and (len(taken) >= _ROWS_PER_LINE or size > _BYTES_PER_LINE):
-                break
-            taken.append(self._waiting.popleft())
-        self._sent.extend(taken)
-        return self._batch(taken)
+        batch = next(self._batches(self._sent), None)
+        if batch is not None:
+            self._sent += max(1, len(batch[2]))
+        return batch
 
     def send_again(self) -> None:
         """Send all that isn't confirmed once more, on a new connection."""
-        self._waiting.extendleft(reversed(self._sent))
-        self._sent.clear()
+        self._sent = self._first
 
     def confirm(self, step: int, event: int, *, rewound: bool = False) -> None:
         """Forget what the agent has recorded. `rewound`: it has just retracted later steps, as it was asked."""
-        if rewound:
-            while self._sent and self._sent.popleft().kind != "rewind":
-                pass
+        kind = ""
+        while rewound and kind != "rewind" and self._entries:
+            kind = self._forget_first()
         newest = {"row": step - self.base, "event": event, "rewind": -1}
-        for entries in (self._sent, self._waiting):  # a restarted agent may have what this connection didn't send
-            while entries and entries[0].number <= newest[entries[0].kind]:
-                entries.popleft()
-            if entries:
-                return
+        while self._entries and self._entries[0][1] <= newest[self._entries[0][0]]:
+            self._forget_first()
 
-    def spool(self) -> list[Batch]:
-        """Return what the spool lacks, in order; `mark` says that it is written."""
-        batches: list[Batch] = []
-        run: list[_Entry] = []
-        for entry in (*self._sent, *self._waiting):
-            if entry.spooled:
-                continue
-            if run and not (run[0].kind == "row" == entry.kind and len(run) < _ROWS_PER_LINE):
-                batches.append(self._batch(run))
-                run = []
-            run.append(entry)
-        return [*batches, self._batch(run)] if run else batches
+    def _forget_first(self) -> Kind:
+        self._first += 1
+        self._sent, self._spooled = max(self._sent, self._first), max(self._spooled, self._first)
+        return self._entries.popleft()[0]
+
+    def unspooled(self) -> Iterator[Batch]:
+        """Return what the spool lacks, in order."""
+        return self._batches(self._spooled)
 
     def mark(self, *, spooled: bool) -> None:
         """Say whether the spool has all that waits."""
-        for entry in (*self._sent, *self._waiting):
-            entry.spooled = spooled
+        self._spooled = self._first + len(self._entries) * spooled
 
-    def _batch(self, entries: Sequence[_Entry]) -> Batch:
-        kind, number = entries[0].kind, entries[-1].number
-        if kind == "rewind":
-            return Batch(kind, number, ())
-        if (event := entries[0].event) is not None:
-            step = None if event.step is None else self.base + event.step
-            text = line("event", number=number, severity=event.severity, text=event.text[:4000], step=step)
-            return Batch(kind, number, (text,))
-        texts = tuple(b'{"step":%d,%b' % (self.base + entry.number, entry.row) for entry in entries)
-        return Batch(kind, number, texts)
+    def _batches(self, begin: int) -> Iterator[Batch]:
+        rows: list[bytes] = []
+        size = last = 0
+        for kind, number, content in islice(self._entries, begin - self._first, None):
+            if rows and (kind != "row" or len(rows) >= _ROWS_PER_LINE or size > _BYTES_PER_LINE):
+                yield "row", last, rows
+                rows, size = [], 0
+            if kind == "row":
+                rows.append(b'{"step":%d,%b' % (self.base + number, content))
+                size += len(content)
+                last = number
+            elif kind == "event":
+                step = None if content["step"] is None else self.base + content["step"]
+                yield kind, last, [line("event", **{**content, "number": number, "step": step})]
+            else:
+                yield kind, number, []
+        if rows:
+            yield "row", last, rows

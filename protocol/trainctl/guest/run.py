@@ -1,46 +1,55 @@
 """The loop's side of an attached run: it hands over steps and carries out orders, and never waits for an agent."""
 
+from __future__ import annotations
+
 import atexit
 import os
-import re
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Literal
 
 from trainctl.guest.learning_rate import LearningRate
-from trainctl.guest.link import Link
-from trainctl.guest.orders import EDITS, Offers, Order, Orders, Outcome
-from trainctl.guest.rows import Event, Rewind, settle
+from trainctl.guest.orders import EDITS, Offers, Orders
+from trainctl.guest.rows import SETTLE, settle
 
-PAUSE_SECONDS: Final = 600.0
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any, Literal
+
+    from trainctl.guest.link import Link
+    from trainctl.guest.orders import Order
+
+    EndState = Literal["finished", "stopped", "failed"]
+    Severity = Literal["info", "good", "warning", "error"]
+
+PAUSE_SECONDS = 600.0
 """Seconds without an agent after which a paused loop goes on."""
-_POLL_SECONDS: Final = 0.05
-EndState = Literal["finished", "stopped", "failed"]
+_POLL_SECONDS = 0.05
 
 
 class Run:
-    """An attached run, made by `attach`. No method raises or waits for an agent."""
+    """An attached run, made by `attach`. No method raises, or waits for an agent."""
 
-    def __init__(self, attach: dict[str, Any], *, continues: bool) -> None:
+    def __init__(self, described: dict[str, Any], *, continues: bool) -> None:
         """`continues`: the run may have steps of an earlier process, after which steps without a number count."""
-        self.id: Final[str] = attach["run"]
+        from trainctl.guest.link import Link  # sockets and threads, which only a run needs
+
+        self.id: str = described["run"]
         self._orders, self._offers = Orders(), Offers()
         self._arrived = self._orders.arrived
-        self._link = Link(attach, self._offers.verbs, self._orders)
+        self._link: Link = Link(described, self._offers.verbs, self._orders, continues=continues)
         self._hand_over = self._link.items.append
         self._continues = continues
         self._last = 0  # number of the newest step
-        self._is_first = True
         self._more: dict[str, Any] = {}  # values given again for a step that has been handed over
         self._since = time.monotonic()
         self._phases: dict[str, float] | None = None
         self._phase, self._phase_since = "", 0.0
         self._rate: LearningRate | None = None
+        self._is_first = True
         self._is_paused = self._is_stopping = self._is_closed = False
-        self._problem = ""
+        self._said: set[str] = set()
 
     def step(
         self,
@@ -60,33 +69,30 @@ class Run:
         """
         if self._is_closed:
             return self._is_stopping
-        now = time.monotonic()
-        if n is None:
+        try:
+            now = time.monotonic()
             number = self._last + 1
-        elif type(n) is int and n > self._last:
-            number = n
-        elif (number := self._number(n, metrics, loss)) < 0:
-            return self._is_stopping
-        if self._is_first:
-            self._begin(number, n is not None)
-        self._last = number
-        if type(loss) is not float and loss is not None:
-            loss = settle(loss)
-        for name, value in metrics.items():
-            if type(value) is not float:
-                metrics[name] = settle(value)
-        if self._more:
-            metrics = {**self._more, **metrics}
-            self._more = {}
-        if self._phase:
-            self.phase("")
-        rate = self._rate.used if lr is None and self._rate is not None else lr
-        row = (number, time.time(), now - self._since, loss, samples, tokens, rate, metrics, self._phases)
-        self._hand_over(row)
-        self._phases = None
-        self._since = now
-        if self._arrived:
-            self._carry_out_orders()
+            if (n is not None or self._is_first) and not self._turn_to(number if n is None else int(n), n is not None):
+                self._add_values(loss, metrics)
+                return self._is_stopping
+            number = self._last = self._last + 1
+            if type(loss) is not float and loss is not None:
+                loss = settle(loss)
+            for name, value in metrics.items():
+                if type(value) is not float:
+                    metrics[name] = SETTLE.get(type(value), settle)(value)
+            if self._more:
+                metrics, self._more = {**self._more, **metrics}, {}
+            if self._phase:
+                self.phase("")
+            rate = self._rate.used if lr is None and self._rate is not None else lr
+            seconds, self._since = now - self._since, now
+            self._hand_over((number, time.time(), seconds, loss, samples, tokens, rate, metrics, self._phases))
+            self._phases = None
+            if self._arrived:
+                self._carry_out_orders()
+        except Exception as error:  # noqa: BLE001  nothing that is given here stops the loop
+            self._warn(f"a step is not recorded: {type(error).__name__}: {error}")
         return self._is_stopping
 
     def phase(self, name: str) -> None:
@@ -109,28 +115,27 @@ class Run:
 
     def note(self, text: str) -> None:
         """Add a note to the run's events."""
-        self._event(text)
+        self._event(text, "info")
 
     def close(self, state: EndState = "finished", reason: str = "") -> None:
         """End the run. What is left is sent within a second, or kept in a file for the next agent."""
+        global _current
         if self._is_closed:
             return
         self._is_closed = True
-        global _current
         if _current is self:
             _current = None
-        if state == "finished" and self._is_stopping:
-            state = "stopped"
         if self._rate is not None:
             self._rate.remove()
         if self._more:
-            self._event("after the last step: " + ", ".join(f"{name} {value}" for name, value in self._more.items()))
+            values = ", ".join(f"{name} {value}" for name, value in self._more.items())
+            self._event(f"after the last step: {values}", "info")
         self._orders.give_up(self._last, "the loop ended before its next step")
-        self._link.close(state, reason)
+        self._link.close("stopped" if state == "finished" and self._is_stopping else state, reason)
         if self._link.lost:
             print(f"trainctl: {self.id}: {self._link.lost}", file=sys.stderr)
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -139,51 +144,44 @@ class Run:
     def _attach(
         self, optimizer: Any, checkpoint: Callable[..., Any] | None, evaluate: Callable[..., Any] | None
     ) -> None:
-        """Take what the loop offers now, in addition to before."""
+        """Take what the loop offers, in addition to before."""
         if optimizer is not None and (self._rate is None or self._rate.optimizer is not optimizer):
             if self._rate is not None:
                 self._rate.remove()
             self._rate = LearningRate(optimizer)
             self._offers.offer("set-lr", None if self._rate.refusal else self._rate.set, self._rate.refusal)
-        if checkpoint is not None:
-            self._offers.offer("checkpoint", checkpoint, "")
-        if evaluate is not None:
-            self._offers.offer("evaluate", evaluate, "")
+        for verb, function in (("checkpoint", checkpoint), ("evaluate", evaluate)):
+            if function is not None:
+                self._offers.offer(verb, function, "")
         self._link.change()
 
-    def _event(self, text: str, severity: Literal["info", "good", "warning", "error"] = "info") -> None:
-        self._hand_over(Event(text or " ", severity, self._last))
+    def _event(self, text: str, severity: Severity) -> None:
+        self._hand_over({"severity": severity, "text": str(text)[:4000] or "-", "step": self._last or None})
+
+    def _warn(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._event(text, "warning")
 
     # Steps.
 
-    def _number(self, n: Any, metrics: dict[str, Any], loss: Any) -> int:
-        """Return the number of a step that does not simply follow; -1 if there is nothing to hand over."""
-        try:
-            number = int(n)
-        except Exception:  # noqa: BLE001  whatever it is, it is no number
-            return self._last + 1
+    def _turn_to(self, number: int, is_numbered: bool) -> bool:
+        """Have the next step be `number`; return False if it is the newest one again, or none that is recorded."""
         if number < 1:
-            self._say_once(f"step {number} is not recorded: steps count from 1")
-            return -1
+            self._warn(f"step {number} is not recorded: steps count from 1")
+            return False
         if number == self._last:
-            self._more.update({name: settle(value) for name, value in metrics.items()})
-            if loss is not None:
-                self._say_once(f"step {number} was given twice; its second loss is not recorded")
-            return -1
-        if number < self._last:
-            self._hand_over(Rewind(number - 1))
-        return number
-
-    def _begin(self, number: int, is_numbered: bool) -> None:
-        """Before the first step: retract what an earlier process of the run recorded from here on."""
+            return False
+        if number < self._last or (self._is_first and self._continues and is_numbered):
+            self._hand_over(number - 1)  # retracts what an earlier process or pass recorded from here on
         self._is_first = False
-        if self._continues and is_numbered:
-            self._hand_over(Rewind(number - 1))
+        self._last = number - 1
+        return True
 
-    def _say_once(self, text: str) -> None:
-        if text != self._problem:
-            self._problem = text
-            self._event(text, "warning")
+    def _add_values(self, loss: Any, metrics: dict[str, Any]) -> None:
+        self._more.update({name: settle(value) for name, value in metrics.items()})
+        if loss is not None and self._last:
+            self._warn("a step was given twice; its second loss is not recorded")
 
     # Orders.
 
@@ -194,7 +192,8 @@ class Run:
                 if self._arrived:
                     self._carry_out(self._arrived.popleft())
                 elif time.monotonic() - self._link.heard_monotonic > PAUSE_SECONDS:
-                    self._event(f"goes on after {PAUSE_SECONDS / 60:.0f} minutes of pause without an agent", "warning")
+                    text = f"goes on after {PAUSE_SECONDS / 60:.0f} minutes of pause without an agent"
+                    self._event(text, "warning")
                     break
                 else:
                     time.sleep(_POLL_SECONDS)
@@ -203,28 +202,29 @@ class Run:
             self._since += time.monotonic() - began
 
     def _carry_out(self, order: Order) -> None:
-        step = self._last + 1 if order.verb in EDITS else self._last
+        id, verb = order["id"], order["verb"]
         if refusal := self._offers.refusal(order):
-            self._orders.finish(Outcome(order.id, "rejected", None, refusal))
+            self._orders.finish(id, "rejected", None, refusal)
             return
         try:
-            before, after = self._call(order)
+            changed = self._call(verb, order["args"])
         except Exception as error:  # noqa: BLE001  the loop's own functions may raise anything
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            self._orders.finish(Outcome(order.id, "failed", None, reason))
+            self._orders.finish(id, "failed", None, reason)
             return
-        self._orders.finish(Outcome(order.id, "applied", step, "", before, after))
+        pair = changed if isinstance(changed, tuple) and len(changed) == 2 else (None, None)
+        self._orders.finish(id, "applied", self._last + (verb in EDITS), "", pair)
 
-    def _call(self, order: Order) -> tuple[Any, Any]:
-        """Do what is ordered. Return what it changed, if that is known."""
-        function, changed = self._offers.function(order.verb), None
+    def _call(self, verb: str, args: dict[str, Any]) -> Any:
+        """Do what is ordered. Return what the loop's own function returns."""
+        function, changed = self._offers.function(verb), None
         if function is not None:
-            changed = function(**order.args)
-        elif order.verb == "note":
-            self._event(str(order.args.get("text", "")))
-        elif order.verb == "stop" and order.args.get("checkpoint", True):
-            save = self._offers.function("checkpoint")
-            assert save is not None
+            changed = function(**args)
+        elif verb == "note":
+            self._event(args.get("text", ""), "info")
+        elif verb in ("pause", "resume"):
+            self._is_paused = verb == "pause"
+        elif args.get("checkpoint", True) and (save := self._offers.function("checkpoint")) is not None:
             try:
                 save()
             except Exception as error:
@@ -232,10 +232,8 @@ class Run:
                     f"its checkpoint failed ({error}); the loop goes on. To stop without one, add checkpoint=false"
                 )
                 raise ValueError(problem) from error
-        if order.verb in ("pause", "resume") and function is None:
-            self._is_paused = order.verb == "pause"
-        self._is_stopping = self._is_stopping or order.verb == "stop"
-        return changed if isinstance(changed, tuple) and len(changed) == 2 else (None, None)
+        self._is_stopping = self._is_stopping or verb == "stop"
+        return changed
 
 
 _current: Run | None = None
@@ -261,21 +259,20 @@ def attach(
     """
     global _current, _pid
     if _current is None:
-        shown = (name or os.environ.get("TRAINCTL_GUEST_NAME") or _script_name())[:64]
-        run = run or os.environ.get("TRAINCTL_GUEST_RUN")
-        now = time.time()
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{os.urandom(2).hex()}"
+        shown = str(name or os.environ.get("TRAINCTL_GUEST_NAME") or _script_name())[:64]
+        ordered = os.environ.get("TRAINCTL_GUEST_RUN")
+        id, now = run or ordered, time.time()
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{os.urandom(2).hex()}"
         described: dict[str, Any] = {
-            "run": _as_id(run) if run else f"{_as_id(shown)[: 63 - len(stamp)]}-{stamp}",
+            "run": _as_id(id) if id else f"{_as_id(shown)[: 63 - len(stamp)]}-{stamp}",
             "name": shown,
             "started_at": now,
             "ranks": [{"rank": 0, "backend": _backend(), "pid": os.getpid()}],
-            "kind": "exec" if run and run == os.environ.get("TRAINCTL_GUEST_RUN") else "guest",
+            "kind": "exec" if ordered and id == ordered else "guest",
             "steps": steps,
             "loss_unit": loss_unit[:32],
         }
-        _current = Run(described, continues=run is not None)
-        _current._link.start(continues=run is not None)
+        _current = Run(described, continues=id is not None)
         if not _pid:
             atexit.register(_close_at_exit)
             os.register_at_fork(after_in_child=_forget_in_child)
@@ -285,12 +282,13 @@ def attach(
 
 
 def _script_name() -> str:
-    return Path(sys.argv[0] if sys.argv else "").stem.strip("-_") or "python"
+    return os.path.splitext(os.path.basename(sys.argv[0] if sys.argv else ""))[0].strip("-_") or "python"
 
 
 def _as_id(name: str) -> str:
     """Return a name as the id of a run."""
-    return re.sub(r"[^a-z0-9._-]", "-", name.lower()).lstrip("._-")[:64] or "run"
+    kept = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in name.lower())
+    return kept.lstrip("._-")[:64] or "run"
 
 
 def _backend() -> str | None:

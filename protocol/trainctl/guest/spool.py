@@ -13,24 +13,28 @@ at each opening of the file. So an agent reads it as it reads a connection that 
 - Steps that the record has are there once: an agent takes from the file only those after its newest, as from a socket.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Final
 
-MAX_BYTES: Final = 1 << 30
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+MAX_BYTES = 1 << 30
 """Largest spool file; a run that writes more than this without an agent keeps its newest rows in memory only."""
-_LOCK_SECONDS: Final = 0.2
+_LOCK_SECONDS = 0.2
 
 
 class Spool:
     """The spool file of one run. Raises OSError where it can't be written; what was written before then stays."""
 
     def __init__(self, state: Path, run: str) -> None:
-        self.path: Final = state / "spool" / f"{run}.jsonl"
+        self.path = state / "spool" / f"{run}.jsonl"
         self._file: int | None = None
 
     @property
