@@ -6,6 +6,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 
 import msgspec
 import pytest
@@ -182,6 +183,33 @@ def test_what_waits_in_memory_is_bounded_and_what_is_lost_is_said(paths, monkeyp
         until(lambda: not recorder.is_behind, what="the writes that waited")
         assert "5 writes were lost" in (recorder.problem or "")
         assert rows(paths, "SELECT min(step), max(step), count(*) FROM steps") == [(6, 10, 5)]
+
+
+def test_what_is_being_written_is_not_dropped_and_what_is_dropped_is_not_said_to_be_written(paths, monkeypatch):
+    monkeypatch.setattr(record_writer, "WAITING_WRITES", 5)
+    monkeypatch.setattr(record_writer, "WRITES_AT_ONCE", 1)
+    RunDb(paths).close()
+    writer, begun, may_end, written, said = record_writer.RecordWriter(paths.record), Event(), Event(), [], []
+
+    def first(_) -> None:
+        written.append(0)
+        begun.set()
+        may_end.wait(HANG_SECONDS)
+
+    writer.put(first)
+    begun.wait(HANG_SECONDS)
+    writer.put(lambda _: written.append(1))
+    settling = Thread(target=lambda: said.append(writer.settle()))
+    settling.start()
+    until(lambda: writer._changed._waiters, what="the thread that waits for both")  # type: ignore[attr-defined]
+    for number in range(2, 9):
+        writer.put(lambda _, number=number: written.append(number))
+    may_end.set()
+    settling.join()
+    assert said == [False]
+    assert writer.settle()
+    assert written == [0, 5, 6, 7, 8] and "4 writes were lost" in writer.problem
+    writer.close()
 
 
 NAME = "user:reward"

@@ -47,8 +47,8 @@ class RecordWriter:
         self._newest: deque[Write] = deque(maxlen=REPEATED_WRITES)
         self._file = RecordFile(path, self._complete_again)
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[Write, bool]] = deque()
-        self._given = self._settled = 0  # counts of writes
+        self._waiting: deque[tuple[int, Write, bool]] = deque()  # numbered; the first ones are being written
+        self._given = self._in_turn = 0  # counts of writes: of all, and of those that are being written
         self._waiters: list[tuple[int, Callable[[], object]]] = []
         self._lost = 0
         self._refusal: InvalidInputError | None = None
@@ -68,9 +68,9 @@ class RecordWriter:
             self._raise_wrong()
             if self._ends_monotonic is not None:
                 raise sqlite3.ProgrammingError(f"{self._path} is closed")
-            self._waiting.append((write, durable))
-            self._newest.append(write)
             self._given += 1
+            self._waiting.append((self._given, write, durable))
+            self._newest.append(write)
             self._drop_oldest()
             if self._refusal is None:
                 self._changed.notify_all()
@@ -92,12 +92,13 @@ class RecordWriter:
             self._raise_wrong()
 
     def settle(self) -> bool:
-        """Wait until all that was taken is written, or is refused; False for the latter. A lock isn't waited for."""
+        """Wait until all that was taken is written, or is refused, or lost; False for these. A lock isn't waited
+        for."""
         with self._changed:
-            given = self._given
-            self._changed.wait_for(lambda: self._settled >= given or self._refusal is not None or self._is_over)
+            given, lost = self._given, self._lost
+            self._changed.wait_for(lambda: self._is_done(given) or self._refusal is not None or self._is_over)
             self._raise_wrong()
-            return self._settled >= given
+            return self._is_done(given) and self._lost == lost
 
     def require(self) -> None:
         """Raises BusyError if another process has the record locked, and InvalidInputError if the disk refuses what
@@ -125,7 +126,7 @@ class RecordWriter:
     @property
     def is_behind(self) -> bool:
         """Return whether something waits in memory."""
-        return self._settled < self._given
+        return bool(self._waiting)
 
     @property
     def refusal(self) -> InvalidInputError | None:
@@ -185,8 +186,8 @@ class RecordWriter:
         with self._changed:
             if self._refusal is not None and time.monotonic() < self._retry_monotonic:
                 return
-            part = list(islice(self._waiting, WRITES_AT_ONCE))
-            settled = self._settled + len(part)
+            part = [(write, durable) for _, write, durable in islice(self._waiting, WRITES_AT_ONCE)]
+            self._in_turn = len(part)
         try:
             if self._is_damaged:
                 self._file.rebuild()
@@ -196,7 +197,7 @@ class RecordWriter:
         except UNREADABLE as error:
             self._refuse(refusal(self._path, error))
         else:
-            self._settle(settled)
+            self._settle()
         if self._refusal is None and time.monotonic() >= self._retry_monotonic:
             self._retry_monotonic = time.monotonic() + RETRY_SECONDS
             self._file.ballast.take()
@@ -249,11 +250,11 @@ class RecordWriter:
             self._wrong = wrong if self._is_over else None
             raise wrong
 
-    def _settle(self, settled: int) -> None:
+    def _settle(self) -> None:
         with self._changed:
-            while self._settled < settled:
+            for _ in range(self._in_turn):
                 self._waiting.popleft()
-                self._settled += 1
+            self._in_turn = 0
             if self._refusal is not None:
                 self._retry_monotonic = time.monotonic() + RETRY_SECONDS  # when the ballast may be taken again
             self._refusal, self._is_damaged = None, False
@@ -268,15 +269,20 @@ class RecordWriter:
             self._retry_monotonic = now + (BUSY_RETRY_SECONDS if isinstance(error, BusyError) else RETRY_SECONDS)
             if self._ends_monotonic is not None and not isinstance(error, BusyError):
                 self._ends_monotonic = 0.0  # there is no one left to wait for the disk
+            self._in_turn = 0
             self._drop_oldest()
             self._release()
+
+    def _is_done(self, given: int) -> bool:
+        """Return whether nothing of what was taken up to then waits."""
+        return not self._waiting or self._waiting[0][0] > given
 
     def _is_settled(self, given: int) -> bool:
         refused = self._refusal
         is_over = refused is not None and (
             not isinstance(refused, BusyError) or time.monotonic() > self._refused_monotonic + BUSY_SECONDS
         )
-        return self._settled >= given or is_over or self._is_over
+        return self._is_done(given) or is_over or self._is_over
 
     def _release(self) -> None:
         """Wake those whose writes are settled."""
@@ -289,8 +295,7 @@ class RecordWriter:
 
     def _drop_oldest(self) -> None:
         while len(self._waiting) > WAITING_WRITES:
-            self._waiting.popleft()
-            self._settled += 1
+            del self._waiting[self._in_turn]
             self._lost += 1
 
     def _complete_again(self, connection: sqlite3.Connection) -> None:
