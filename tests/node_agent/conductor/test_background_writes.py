@@ -138,9 +138,9 @@ def test_a_checkpoint_whose_first_writer_failed_is_written_first_by_another_that
 
 
 @pytest.mark.parametrize("other_is_done", [False, True])
-@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("agent_dies", ["never", "before", "after"])
 def test_a_checkpoint_whose_first_writer_is_killed_is_written_first_by_another_that_copies_it(
-    restarts: bool, other_is_done: bool
+    agent_dies: str, other_is_done: bool
 ) -> None:
     simulation = group(every_steps=100, copy_to="/backup")
     writing(simulation)
@@ -149,10 +149,12 @@ def test_a_checkpoint_whose_first_writer_is_killed_is_written_first_by_another_t
         simulation.ranks[1].write()
         simulation.until(lambda: simulation.conductor.durable.writing.written)
     simulation.kill(simulation.ranks[0])
-    if restarts:
+    if agent_dies == "before":
         simulation.restart_agent()
     simulation.until(lambda: (at := simulation.conductor.durable.writing) is None or at.ranks == (1,))
     assert (simulation.conductor.durable.writing is None) == other_is_done
+    if agent_dies == "after":
+        simulation.restart_agent()
     let_go(simulation)
     simulation.until_step(199)
     assert [plan.writers for plan in simulation.sent_plans if plan.kind == "checkpoint"] == [(0, 1), (1,)]

@@ -68,6 +68,32 @@ def test_a_first_step_that_compiles_is_not_late(mode, state):
     assert seen.state == state and seen.why.startswith("compiling") == (state == "run")
 
 
+@pytest.mark.parametrize("verb", ["drain", ""])
+def test_the_next_process_of_a_rank_that_was_out_may_compile_again(verb):
+    """It was drained by a command and ended, or left with its node."""
+    simulation = group(steps=400).begin().until_step(4)
+    if verb:
+        simulation.command(verb, node="c")
+        simulation.until_step(8).kill(simulation.ranks[2])
+        simulation.talk()
+        simulation.ranks[2].load = lambda: None
+        simulation.command("admit", node="c")
+        pass_seconds(simulation, 3)
+        simulation.until_step(simulation.conductor.progress.step + 3)
+        assert simulation.starts == 1 and shown(simulation, 2).state == "rejoining"
+        assert simulation.conductor.durable.members == (0, 1), "it has not loaded"
+        del simulation.ranks[2].load
+    else:
+        simulation.feed(d.Departing({2: "its agent was terminated"}))
+        simulation.until(lambda: simulation.ranks[2].gone).talk()
+        simulation.feed(d.Departing({}))
+        simulation.feed(d.NodeReturned(2))
+        pass_seconds(simulation, 3)
+    simulation.until(lambda: 2 in simulation.conductor.shared.members and simulation.conductor.stage == "formed")
+    stalls = simulation.conductor.deadlines.stalls
+    assert stalls.is_first(2, "train") and stalls.limit_seconds(2, "train", 0.0) == 600
+
+
 def test_where_all_hang_it_is_what_they_have_in_common_and_nobody_is_replaced():
     simulation = group().begin().until_step(4)
     hang_in_its_part(simulation, *simulation.ranks)

@@ -46,8 +46,9 @@ class BackgroundWrites:
         self._marks: dict[int, _Mark] = {}
         self._said: dict[int, Checkpointed] = {}  # the newest; a rank may be done before others have copied
         self.copies: dict[int, CheckpointCopy] = {}  # those under way, by rank
-        self._is_owed = False  # the last one is to be written again: its writers, copier or step were lost
         self.failing = set[int]()  # ranks whose last write failed; others write first
+        if state.durable.owes_checkpoint:  # since another conductor's life
+            state.pending.scheduled.add("checkpoint")
 
     @property
     def now(self) -> Writing | None:
@@ -62,7 +63,7 @@ class BackgroundWrites:
     @property
     def owes_checkpoint(self) -> bool:
         """Return whether a scheduled one stays wanted when the group goes back to an earlier step."""
-        return self.now is not None or self._is_owed
+        return self.now is not None or self._state.durable.owes_checkpoint
 
     @property
     def mark(self) -> object:
@@ -87,10 +88,9 @@ class BackgroundWrites:
     def begin(self, plan: StepPlan, reports: Mapping[int, Report]) -> None:
         """All ranks have reported a checkpoint plan: take what is known, and wait for the rest."""
         self._marks.clear()
-        self._is_owed = False
         copier = plan.writers[0] if self._state.config.checkpoint.copy_to else None
         writing = Writing(plan.generation, plan.seq, plan.step, plan.writers, plan.commands, copier=copier)
-        self._state.keep(writing=writing)
+        self._state.keep(writing=writing, owes_checkpoint=False)
         for rank in plan.writers:
             written, why = reports[rank].checkpoint, reports[rank].skipped
             if written is not None or why is not None:  # else it has copied its state, and reports the rest later
@@ -159,9 +159,9 @@ class BackgroundWrites:
         made = None if writing.failed else CheckpointWritten(writing.step)
         for id in [id for id in writing.commands if id in self._state.durable.carried]:
             self._state.end(id, "failed" if writing.failed else "applied", writing.step, writing.failed, made=made)
-        self._state.persist(writing=None)
         if writing.written and writing.copier is not None:
             self._schedule_again()
+        self._state.persist(writing=None)
         return writing.failed
 
     def look(self) -> bool:
@@ -202,7 +202,7 @@ class BackgroundWrites:
 
     def _schedule_again(self) -> None:
         self._state.pending.scheduled.add("checkpoint")
-        self._is_owed = True
+        self._state.keep(owes_checkpoint=True)
 
     def _is_stuck(self, rank: int) -> bool:
         limit_seconds = max(MIN_STALL_SECONDS, STALL_TIMES * self.expected_seconds)

@@ -342,7 +342,8 @@ class Conductor:
             self._group.leave(late)
         self._let_depart()
         if self.stage != "leaving":
-            self.restarts.start_due()
+            for rank in self.restarts.start_due():
+                self.deadlines.stalls.forget(rank)
         self.deadlines.report_slow()
         self._failures.look_for_hung()
         if self.commands.expire():

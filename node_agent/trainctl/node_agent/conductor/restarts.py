@@ -1,6 +1,6 @@
 """Ranks that leave and come back: those whose nodes shut down, and those whose trainers are started again."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import inf
 from typing import Literal
 
@@ -184,8 +184,9 @@ class Restarts:
         if self._state.ranks[rank].ended:
             self._due[rank] = self._state.now + RETURN_SECONDS
 
-    def start_due(self) -> None:
-        """Start the trainers whose time has come; none for a run that is to stop."""
+    def start_due(self) -> Iterator[int]:
+        """Start the trainers whose time has come; none for a run that is to stop. What their ranks' former processes
+        said and did is forgotten."""
         state = self._state
         if state.durable.mode == "stopping":
             return
@@ -196,11 +197,13 @@ class Restarts:
                 continue
             self._starts[rank] = self._starts.get(rank, 0) + 1
             self._steps.pop(rank, None)
+            state.ranks[rank].forget()
             state.ranks[rank].ended = False
             state.ranks[rank].heard = state.now  # it is listened for from now on
             text = f"{self._starts[rank]} of {STARTS}"
             state.happen(RankChanged((state.settings.label(rank),), "restarted", text))
             state.decide(Start(rank))
+            yield rank
 
     def try_again(self, node: str | None) -> str:
         """Start the trainers of a node that had been given up, or that ended while it was drained, as an operator

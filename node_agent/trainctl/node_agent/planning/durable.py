@@ -164,6 +164,7 @@ class Durable(msgspec.Struct, frozen=True):
     policies: dict[str, PolicyState] = {}  # by name; none of a policy that stands as it began
     checkpoints: tuple[int, ...] = ()  # steps of those that are kept, ascending
     writing: Writing | None = None  # the checkpoint that is being written in the background
+    owes_checkpoint: bool = False  # the last one is to be written again: its writers, copier or step were lost
     rollback: Rollback | None = None  # until the run has gone back
     skipped: tuple[Skipped, ...] = ()  # by step
     went_back: Generation | None = None  # plans up to this generation are from before the run last went back

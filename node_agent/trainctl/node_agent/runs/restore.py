@@ -338,6 +338,7 @@ def old_run(
             probed=(),
             retracted=0,
             writing=None,
+            owes_checkpoint=False,
             policies=_policies_at(paths, config, durable.policies, step),
             rollback=None,
             skipped=skipped,
