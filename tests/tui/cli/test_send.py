@@ -194,11 +194,18 @@ def two(cluster: BlockingCluster, run_config: Callable[..., dict[str, Any]], tmp
     return found
 
 
+def test_the_help_is_that_of_the_verb_whatever_a_node_is_called() -> None:
+    assert (
+        call("send", "--node", "stop", "resize-batch", "--help").stdout == call("send", "resize-batch", "--help").stdout
+    )
+
+
 def test_a_command_without_a_run_is_refused_with_their_names(cluster: BlockingCluster, two: dict[str, str]) -> None:
     at = ("--cluster", cluster.file)
     for words in (("send", "note", "text=x"), ("send", "stop"), ("status",), ("events",), ("logs",), ("alerts",)):
         assert_one_line(call(*words, *at), 2, "several runs are active: ", *two.values())
-    assert {row["run"] for row in call_json("ls", *at)["runs"]} == {*two.values()}
+    for agents in (at, ("--connect", cluster["gamma"].address)):  # which knows the others
+        assert {row["run"] for row in call_json("ls", *agents)["runs"]} == {*two.values()}
     assert call("keys", "audit", *at).returncode == 0, "which is of an agent, not of a run"
     assert_one_line(call("status", "other", *at), 2, "no agent knows other; active: ")
 

@@ -17,7 +17,7 @@ import typer
 from trainctl.protocol.client import local_agents
 from trainctl.protocol.config.names import NAME_PATTERN, state_root
 from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError, UnreachableError
-from trainctl.protocol.messages import ACTIVE_RUN_STATES, EditRun, RunsRequest, RunSummary, verbs
+from trainctl.protocol.messages import ACTIVE_RUN_STATES, EditRun, RunsRequest, RunSummary, SnapshotRequest, verbs
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.security import received_names
 from trainctl.tui.cli import agent_call, output, tables
@@ -241,8 +241,11 @@ def directory_of(row: RunSummary) -> Path | None:
 @app.command(name="ls")
 def list_runs(ctx: typer.Context, connect: Connect = None, cluster: ClusterFile = None, json: Json = False) -> int:
     """List the runs that the agents know, newest first, with the space that each takes on their disks."""
-    at = where(ctx, connect, cluster)
-    runs = agent_call.all_runs(at.addresses)
+    addresses = where(ctx, connect, cluster).addresses
+    if len(addresses) == 1:
+        peers = agent_call.call(addresses[0], lambda client: client.ask(SnapshotRequest, 0)).peers
+        addresses = (*addresses, *(peer.address for peer in peers if peer.state != "unknown"))
+    runs = agent_call.all_runs(addresses)
     text = tables.runs_table(runs) if runs else ""
     return output.answer(text, json=json, none="no runs yet; start one with trainctl run RUN.toml", runs=runs)
 

@@ -62,7 +62,8 @@ class VerbCommand(TyperCommand):
     """A command whose help is that of the verb it was given, if it was given one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[_VERB] = next((verbs.VERBS[word] for word in args if word in verbs.VERBS), None)
+        options, _, _ = self.make_parser(ctx).parse_args([*args])  # which takes an option's value for no verb
+        ctx.meta[_VERB] = verbs.VERBS.get(options.get("verb") or "")
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
