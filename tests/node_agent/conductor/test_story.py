@@ -37,7 +37,9 @@ def test_a_steps_story_is_what_happened_at_it() -> None:
     assert {event.step for event in told.events} == {5}
 
 
-@pytest.mark.parametrize(("about", "problem"), [("rank:7", "no rank 7"), ("abc", "no event is about a command abc")])
+@pytest.mark.parametrize(
+    ("about", "problem"), [("rank:7", "no rank 7"), ("abc", "nothing is recorded about a command abc")]
+)
 def test_what_no_event_is_about_is_refused(about: str, problem: str) -> None:
     with pytest.raises(InvalidInputError, match=problem):
         story.tell((), about, NODES)

@@ -117,13 +117,17 @@ def test_the_story_of_a_command_is_its_outcome_and_its_step(training: Trained) -
     told = call_json("events", "--story", sent["id"][:12], *training.at)
     assert {event["command"] for event in told["events"]} == {sent["id"]}
     assert [step["step"] for step in told["steps"]] == [sent["step"]]
+    (carrier,) = told["plans"]
+    assert (carrier["step"], carrier["kind"], carrier["commands"]) == (sent["step"], "train", [sent["id"]])
+    assert carrier["plan_version"] == (version := sent["plan_version"])
     printed = call("events", "--story", sent["id"], *training.at).stdout.splitlines()
-    assert len(printed) == len(told["events"]) + 1
+    assert len(printed) == len(told["events"]) + 2
+    assert any(line.endswith(f"plan v{version - 1}→v{version}") for line in printed), printed
     of_step = call_json("events", "--story", f"step:{sent['step']}", *training.at)
     assert of_step["steps"] == told["steps"]
     assert any(event["command"] == sent["id"] for event in of_step["events"])
     assert "formed" in call("events", "--story", "rank:0", *training.at).stdout
-    assert_one_line(call("events", "--story", "zzz", *training.at), 2, "no event is about a command zzz")
+    assert_one_line(call("events", "--story", "zzz", *training.at), 2, "nothing is recorded about a command zzz")
 
 
 def test_events_and_logs_give_as_many_lines_as_were_asked_for(training: Trained) -> None:

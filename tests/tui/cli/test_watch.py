@@ -1,10 +1,12 @@
 """`trainctl watch --json` at the head of a pipe: a line at once for all that happens, restarts told, a clean end."""
 
+import asyncio
+import contextlib
 import json
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tools.protocol_docs import examples
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.client.client import Client
+from trainctl.protocol.errors import UnreachableError
 from trainctl.protocol.messages.events import NoteWritten
 from trainctl.tui.cli import watch
 
@@ -194,3 +197,25 @@ async def test_steps_that_were_repeated_while_nobody_listened_are_among_those_mi
         seen = await watch.missed(client, place)
     assert [item.step for item in seen if isinstance(item, m.StepCommitted)] == [123, 124, 125, 126]
     assert resumed in seen
+
+
+async def test_after_changes_of_the_lead_one_connection_is_open_beside_the_own(watched: tuple[Run, Scripted]) -> None:
+    agent = watched[1]
+    addresses = (agent.address, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", agent.address)
+    counts = []
+
+    class Changing(Client):
+        async def attach(self, _: int) -> AsyncGenerator[Any, None]:
+            for number, address in enumerate(addresses):
+                snapshot = agent.snapshot(run=msgspec.structs.replace(VIEW, run=f"run-{number}"))
+                name = snapshot.node.node if address == agent.address else f"other-{number}"
+                node = msgspec.structs.replace(snapshot.node, node=name, address=address)
+                yield msgspec.structs.replace(snapshot, node=node)
+                counts.append(sum(task.get_name() == "trainctl-client-receive" for task in asyncio.all_tasks()))
+            raise UnreachableError("the end")
+
+    with contextlib.suppress(UnreachableError):
+        async with Changing(agent.address, timeout_seconds=0.1) as client:
+            async for _ in watch.lines(client):
+                pass
+    assert counts == [1, 2, 2, 1]

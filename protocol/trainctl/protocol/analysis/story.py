@@ -1,4 +1,4 @@
-"""Stories: what a run's events say about one command, one rank or one step, in order. Pure."""
+"""Stories: what a run's events and plans say about one command, one rank or one step, in order. Pure."""
 
 import dataclasses
 import re
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.messages import Event
+from trainctl.protocol.messages import Event, StepPlan
 from trainctl.protocol.messages.events import GenerationFormed, SharesChanged, StepRetracted
 
 FORMS = "a command's ID or the beginning of it, rank:N or step:N"
@@ -16,44 +16,51 @@ FORMS = "a command's ID or the beginning of it, rank:N or step:N"
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """The events about one thing, and the steps at which commands among them were applied."""
+    """The events about one thing, the steps at which commands among them were applied, and the plans that carried it or
+    are of that step."""
 
     events: tuple[Event, ...]
     steps: tuple[int, ...]
+    plans: tuple[StepPlan, ...] = ()
 
 
-def tell(events: Sequence[Event], about: str, nodes: Mapping[int, str]) -> Story:
-    """Return the story of `about`, one of `FORMS`, from all events of a run, oldest first. `nodes`: by rank. Raises
-    InvalidInputError if no event is about it, or if several commands begin so."""
+def step_of(about: str) -> int | None:
+    """Return the step that is asked about, None if it is a command or a rank."""
     kind, _, number = about.partition(":")
-    if kind not in ("rank", "step") or not number.isdecimal():
-        chosen = _of_command(events, about)
-    elif kind == "step":
-        chosen = [event for event in events if int(number) in (event.step, getattr(event.data, "step", None))]
-        return Story(tuple(chosen), (int(number),))
-    elif int(number) not in nodes:
+    return int(number) if kind == "step" and number.isdecimal() else None
+
+
+def tell(events: Sequence[Event], about: str, nodes: Mapping[int, str], plans: Sequence[StepPlan] = ()) -> Story:
+    """Return the story of `about`, one of `FORMS`, from all events of a run and the plans that may concern it, oldest
+    first. `nodes`: by rank. Raises InvalidInputError if nothing is about it, or if several commands begin so."""
+    kind, _, number = about.partition(":")
+    if (step := step_of(about)) is not None:
+        chosen = [event for event in events if step in (event.step, getattr(event.data, "step", None))]
+        return Story(tuple(chosen), (step,), tuple(plan for plan in plans if plan.step == step))
+    if kind != "rank" or not number.isdecimal():
+        return _of_command(events, about, plans)
+    if int(number) not in nodes:
         raise InvalidInputError("--story", f"the run has no rank {number}")
-    else:
-        chosen = _of_rank(events, int(number), nodes)
-    applied = {event.step for event in chosen if event.outcome == "applied" and event.step is not None}
-    return Story(tuple(chosen), tuple(sorted(applied)) if kind != "rank" else ())
+    return Story(tuple(_of_rank(events, int(number), nodes)), ())
 
 
-def _of_command(events: Sequence[Event], about: str) -> list[Event]:
-    """A command's outcome and what it did, what undid it, and whether its step was made again."""
-    ids = sorted({event.command for event in events if event.command and event.command.startswith(about)})
+def _of_command(events: Sequence[Event], about: str, plans: Sequence[StepPlan]) -> Story:
+    """A command's outcome and what it did, what undid it, whether its step was made again, and what carried it."""
+    named = {event.command for event in events if event.command}.union(*(plan.commands for plan in plans))
+    ids = sorted(id for id in named if id.startswith(about))
     if len(ids) != 1 and about not in ids:
-        none = f"no event is about a command {about}: it waits for its step, or wasn't accepted; give {FORMS}"
+        none = f"nothing is recorded about a command {about}: it wasn't accepted, or waits; give {FORMS}"
         raise InvalidInputError("--story", f"several commands begin so: {', '.join(ids)}" if ids else none)
     id = about if about in ids else ids[0]
     own = [event for event in events if event.command == id]
-    steps = {event.step for event in own if event.outcome == "applied"}
-    return [
+    steps = {event.step for event in own if event.outcome == "applied" and event.step is not None}
+    chosen = (
         event
         for event in events
         if id in (event.command, event.undoes)
         or (isinstance(event.data, StepRetracted) and event.data.step in steps and event.id > own[0].id)
-    ]
+    )
+    return Story(tuple(chosen), tuple(sorted(steps)), tuple(plan for plan in plans if id in plan.commands))
 
 
 def _of_rank(events: Iterable[Event], rank: int, nodes: Mapping[int, str]) -> list[Event]:

@@ -4,6 +4,7 @@ Every method is one or a few short queries, so no transaction outlives it; all r
 cannot be read. Steps that were retracted are left out everywhere.
 """
 
+import contextlib
 import functools
 import inspect
 import math
@@ -30,6 +31,7 @@ from trainctl.protocol.messages import (
     Sample,
     Series,
     StepCommitted,
+    StepPlan,
     is_by_name,
     perplexity,
 )
@@ -281,6 +283,19 @@ class RecordReader:
         )
         kept = rows[:limit]
         return tuple(self._event(row) for row in (reversed(kept) if newest else kept)), len(rows) > limit
+
+    def plans(self, *, step: int | None = None, command: str | None = None) -> tuple[tuple[float, StepPlan], ...]:
+        """Return the plans of a step, or those that carry a command whose ID begins so, with the times at which they
+        were journaled (Unix seconds), oldest first; only the newest are kept, and none that is damaged."""
+        rows = self._rows(
+            "SELECT journaled_at, body FROM plans WHERE step = ? OR instr(body, CAST(? AS BLOB)) ORDER BY term, n, seq",
+            (step, command),
+        )
+        plans = []
+        for at, body in rows:
+            with contextlib.suppress(ProtocolError):
+                plans.append((at, codec.decode_stored(body, StepPlan)))
+        return tuple(plans)
 
     def newest_events(self, limit: int, until: float | None = None, kind: str | None = None) -> tuple[Event, ...]:
         """The newest `limit` events up to `until` (Unix seconds), all or those of a kind, oldest first."""

@@ -24,6 +24,7 @@ from trainctl.protocol.messages import (
     Sample,
     Snapshot,
     StepCommitted,
+    StepPlan,
     Viewer,
     WorkSummary,
 )
@@ -318,6 +319,13 @@ def step_line(step: StepCommitted, run: RunView | None = None) -> str:
         f"|g| {fmt.loss(step.grad_norm)}  lr {fmt.learning_rate(step.learning_rate)}  "
         f"{fmt.seconds(step.step_seconds)}  {_rate(step, run)}{skipped}"
     )
+
+
+def plan_line(at: float, plan: StepPlan) -> str:
+    """Return a plan as a line: its time (Unix seconds), version, step and commands."""
+    carried = f", carries {', '.join(plan.commands)}" if plan.commands else ""
+    made = f"plan v{plan.plan_version} in generation {plan.generation}"
+    return f"{time_of_day(at)}  {made}: {plan.kind} at step {plan.step:,}{carried}"
 
 
 def event_line(event: Event) -> str:

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -33,8 +34,10 @@ from trainctl.protocol.messages import (
     Snapshot,
     SnapshotRequest,
     StepCommitted,
+    StepPlan,
     StepsRequest,
 )
+from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.wire.attachment import Connection
 from trainctl.protocol.wire.tasks import end_tasks
 from trainctl.tui.cli import agent_call, output, runs, tables
@@ -52,6 +55,7 @@ READER_SECONDS = 0.5
 GONE = select.POLLERR | select.POLLHUP | select.POLLNVAL
 STEPS_PAGE = 500
 EVENTS_PAGE = 200
+ALL_EVENTS = 10**9
 
 Line = StepCommitted | Event | RunView | Sample
 
@@ -146,7 +150,9 @@ async def lines(
                 case Snapshot():
                     if item.node.node == first.node.node:
                         client = own
+                        await opened.aclose()
                     elif item.node.address != client.address:
+                        await opened.aclose()
                         client = await opened.enter_async_context(own.at(item.node.address))
                     if boots.setdefault(item.node.node, item.boot) != item.boot:
                         boots[item.node.node] = item.boot
@@ -264,29 +270,39 @@ async def show_events(client: "Client", run: str | None, last: int, *, follow: b
     return 0
 
 
-async def show_story(client: "Client", run: str | None, about: str, *, json: bool) -> int:
-    """Print what the record says about one command, rank or step. Raises InvalidInputError if that is nothing."""
-    view = (await client.ask(SnapshotRequest, 0, run)).run
-    events: list[Event] = []
-    has_more = view is not None
-    while has_more:
-        page = await client.ask(EventsRequest, run, events[-1].id if events else 0, EVENTS_PAGE)
-        events += page.events
-        has_more = page.more
-    chapters = story.tell(events, about, {rank.rank: rank.node for rank in view.ranks} if view is not None else {})
-    pages = [await client.ask(StepsRequest, run, step - 1, 1) for step in chapters.steps if step]
-    steps = [row for page in pages for row in page.steps if row.step in chapters.steps]
-    if not chapters.events and not steps:
+def show_story(directory: Path, about: str, *, json: bool) -> int:
+    """Print what a run's record says about one command, rank or step. Raises InvalidInputError if that is nothing."""
+    from trainctl.protocol.record.reader import RecordReader
+
+    with RecordReader(RunPaths(directory)) as reader:
+        view, step = reader.view(), story.step_of(about)
+        plans = reader.plans(step=step, command=about if step is None else None)
+        nodes = {rank.rank: rank.node for rank in view.ranks} if view is not None else {}
+        chapters = story.tell(reader.events(limit=ALL_EVENTS)[0], about, nodes, [plan for _, plan in plans])
+        steps = [row for step in chapters.steps for row in reader.steps(step - 1, 1)[0] if row.step == step]
+        before = {row.step: row.plan_version for step in chapters.steps for row in reader.steps(step - 2, 1)[0]}
+        run = reader.run
+    if not (chapters.events or steps or chapters.plans):
         raise InvalidInputError("--story", f"nothing is recorded about {about}")
+    plans = tuple((at, plan) for at, plan in plans if plan in chapters.plans)
     if json:
-        fields = [run_events.event_fields(event) for event in chapters.events]
-        output.emit_ok(run=view.run if view is not None else run, story=about, events=fields, steps=steps)
+        events = [run_events.event_fields(event) for event in chapters.events]
+        output.emit_ok(run=run, story=about, events=events, steps=steps, plans=[_plan_fields(*plan) for plan in plans])
         return 0
     lines = [(event.at, tables.event_line(event)) for event in chapters.events]
-    lines += [(row.committed_at, f"{tables.step_line(row)}  plan v{row.plan_version}") for row in steps]
+    lines += [(at, tables.plan_line(at, plan)) for at, plan in plans]
+    for row in steps:
+        was = before.get(row.step - 1, row.plan_version)
+        version = f"v{was}→v{row.plan_version}" if was != row.plan_version else f"v{was}"
+        lines.append((row.committed_at, f"{tables.step_line(row)}  plan {version}"))
     for _, line in sorted(lines, key=lambda line: line[0]):
         output.say(line)
     return 0
+
+
+def _plan_fields(at: float, plan: StepPlan) -> dict[str, Any]:
+    names = ("generation", "seq", "kind", "step", "plan_version", "commands")
+    return {"at": at, **{name: getattr(plan, name) for name in names}}
 
 
 def _own_view(place: RunCursor, snapshot: Snapshot) -> list[Line]:
@@ -383,13 +399,19 @@ def events(
     json: JsonLines = False,
 ) -> int:
     """Print a run's events: commands, checkpoints, evaluations, faults."""
-    at = runs.at_agent(ctx, connect, cluster, run)
+    if about is not None and follow:
+        raise InvalidInputError("--story", "can't be followed; leave out --follow")
     if about is not None:
-        if follow:
-            raise InvalidInputError("--story", "can't be followed; leave out --follow")
-        return agent_call.call(
-            at.address, lambda client: show_story(client, at.run, about, json=json), lead=run is None
-        )
+        with runs.record_of(ctx, run or _present(ctx, connect, cluster), connect, cluster) as directory:
+            return show_story(directory, about, json=json)
+    at = runs.at_agent(ctx, connect, cluster, run)
     return agent_call.call(
         at.address, lambda client: show_events(client, at.run, last, follow=follow, json=json), lead=run is None
     )
+
+
+def _present(ctx: typer.Context, connect: str | None, cluster: Path | None) -> str:
+    """Return the id of the active run, or of the newest. Raises what `runs.at_agent` raises."""
+    at = runs.at_agent(ctx, connect, cluster)
+    view = agent_call.call(at.address, lambda client: client.ask(SnapshotRequest, 0), lead=True).run
+    return view.run if view is not None else runs.LAST
