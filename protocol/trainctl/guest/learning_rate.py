@@ -61,7 +61,7 @@ class LearningRate:
             shares = own if first else self._base
             for group, share in zip(groups, shares):  # noqa: B905  groups added since have no base
                 group.pop(_FACTOR, None)
-                group[_CONSTANT] = value * share / shares[self._first] if shares[self._first] else value
+                group[_CONSTANT] = value * (share / shares[self._first]) if shares[self._first] else value
         return before, value
 
     def remove(self) -> None:
