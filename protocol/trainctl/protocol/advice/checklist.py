@@ -10,18 +10,23 @@ from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
 from trainctl.protocol.advice.memory_fit import cap_of, fit_of
 from trainctl.protocol.advice.node_speed import micro_of
 from trainctl.protocol.batch.data_statistics import DataStatistics, data_size
-from trainctl.protocol.batch.device_table import FASTER_PRODUCTS, types_of_device
-from trainctl.protocol.batch.memory_estimate import FREE_PART
+from trainctl.protocol.batch.device_table import types_of_device
 from trainctl.protocol.batch.pass_curve import SMALL_GAIN
+from trainctl.protocol.batch.settings_rules import (
+    LACKS_MEMORY,
+    PACKING,
+    PRECISION,
+    RECOMPUTED,
+    RankSettings,
+    unusual_settings,
+)
 from trainctl.protocol.calibration.peak import fastest_within_cap
 from trainctl.protocol.config.families import ENCODER_DECODERS, TESTED
+from trainctl.protocol.config.presets import preset_of_device
 from trainctl.protocol.config.run_file import on_node
 from trainctl.protocol.config.run_tables import ComputeDtype, NodeTable, RunFile
-from trainctl.protocol.config.usual_settings import preset_of_device, unusual_settings
 from trainctl.protocol.config.variables import platform_of
 
-MUCH_PADDING: Final = 0.1
-"""Part of a micro-batch's positions that are padding from which packing is advised."""
 MANY_TRUNCATED: Final = 0.01
 """Part of samples that lose their end from which longer sequences are advised."""
 
@@ -67,7 +72,7 @@ def _precision(config: RunFile, facts: AdviceFacts) -> Check:
     narrow = next(one for one in _BEST_FIRST if not any(_lacks(its, one) for its in types.values()))
     if computed == narrow:
         return Check("precision", "ok", dtype)
-    auto = _set(facts, "model.dtype=auto")
+    auto = _set(facts, PRECISION.change)
     slow = next((node for node in facts.nodes if _lacks(types[node.name], computed)), None)
     if slow is not None:
         text = f"{dtype}; {slow.device} of {slow.name} has no hardware for it: all would compute in {narrow}"
@@ -82,7 +87,7 @@ def _precision(config: RunFile, facts: AdviceFacts) -> Check:
         return Check("precision", "change", f"{dtype}; all devices compute faster in {narrow}", auto)
     slowest = min(ratios, key=lambda name: ratios[name])
     text = f"products in {narrow} are {ratios[slowest]:.2g} x as fast as in {dtype} on {slowest}"
-    if ratios[slowest] < FASTER_PRODUCTS:
+    if not PRECISION.by_rank(RankSettings(products=ratios[slowest])):
         return Check("precision", "ok", f"{dtype}: {text}")
     return Check("precision", "change", text, _set(facts, f"model.dtype={narrow}"))
 
@@ -177,11 +182,9 @@ def _checkpointing(config: RunFile, facts: AdviceFacts) -> Check:
         return Check("checkpointing", "unknown", f"{mode}; {lacking}")
     worst = max(known, key=lambda name: known[name])
     text = f"{mode}; {worst} needs {known[worst]:.0%} of its memory"
-    if mode != "all" and known[worst] > 1:
-        return Check("checkpointing", "change", text, _set(facts, "model.gradient_checkpointing=all"))
-    if mode != "none" and known[worst] < FREE_PART:
-        return Check("checkpointing", "change", text, _set(facts, "model.gradient_checkpointing=none"))
-    return Check("checkpointing", "ok", text)
+    settings = RankSettings(checkpointing=mode, memory_part=known[worst])
+    rule = next((rule for rule in (LACKS_MEMORY, RECOMPUTED) if rule.by_rank(settings)), None)
+    return Check("checkpointing", "change" if rule else "ok", text, _set(facts, rule.change) if rule else "")
 
 
 def _used_part(node: NodeFacts, facts: AdviceFacts) -> float | None:
@@ -197,10 +200,10 @@ def _packing(config: RunFile, facts: AdviceFacts, found: DataStatistics | None) 
     if config.data.packing != "none":
         return Check("packing", "ok", config.data.packing)
     text = f"{found.padding:.0%} of a micro-batch is padding"
-    if found.padding < MUCH_PADDING or found.packs is None:
+    if found.packs is None or not PACKING.by_rank(RankSettings(padding=found.padding)):
         return Check("packing", "ok", text)
     text += f"; {found.samples:,} {found.unit} would make {found.packs:,} packs"
-    return Check("packing", "change", text, _set(facts, "data.packing=best-fit"))
+    return Check("packing", "change", text, _set(facts, PACKING.change))
 
 
 def _unusual(config: RunFile, facts: AdviceFacts, statistics: DataStatistics | None) -> Iterator[Check]:

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from trainctl.protocol.batch.settings_rules import DataSize
 from trainctl.protocol.config.objectives import SAMPLES
 from trainctl.protocol.config.run_tables import DataKind
-from trainctl.protocol.config.usual_settings import DataSize
 
 if TYPE_CHECKING:  # clients read these statistics without NumPy
     import numpy as np

@@ -8,11 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from trainctl.protocol.config.presets import capability_of_device
 from trainctl.protocol.config.run_tables import ComputeDtype
-from trainctl.protocol.config.usual_settings import capability_of_device
 
-FASTER_PRODUCTS: Final = 1.3
-"""Ratio of matrix products from which a narrower data type is worth it."""
 USED_PART: Final = 0.4
 """Part of a device's peak that training reaches, if it isn't measured: most reports are from 0.3 to 0.5."""
 _VENDOR: Final = re.compile(r"nvidia|tesla", re.IGNORECASE)

@@ -36,8 +36,6 @@ from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.quantization import UNPACKED_VALUES
 from trainctl.protocol.config.run_tables import ChunkedLoss, GradientCheckpointing, NodeTable, RunFile
 
-FREE_PART = 0.6
-"""Part of the memory cap below which a peak leaves room for all activations."""
 LEAST_SPREAD = 0.5
 """Relative difference of the largest micro-batch from the smallest below which peaks don't tell a sample's part."""
 

@@ -10,11 +10,11 @@ import msgspec
 import typer
 
 from trainctl.protocol.batch.core_sharing import Machine, share_cores
+from trainctl.protocol.batch.settings_rules import unusual_settings
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.objectives import sample_unit
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
-from trainctl.protocol.config.usual_settings import unusual_settings
 from trainctl.protocol.errors import Collected, InvalidInputError, NotCachedError
 from trainctl.protocol.machine.cgroups import usable_cores
 from trainctl.tui.cli import output

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainctl.protocol.batch.data_statistics import ReferenceState, data_size, epoch_samples
+from trainctl.protocol.batch.settings_rules import DataSize
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.data_files import data_files
 from trainctl.protocol.config.objectives import caches_reference
 from trainctl.protocol.config.run_tables import RunFile
-from trainctl.protocol.config.usual_settings import DataSize
 from trainctl.protocol.errors import Collected, InvalidInputError
 from trainctl.tui.setup import data_preview, init_probe
 

@@ -9,15 +9,13 @@ from typing import Final
 from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.rules.machine import each_node, impact, is_slower, without_slowdown
 from trainctl.protocol.analysis.diagnosis.situation import Situation, loaded_clock, megabytes, percent
-from trainctl.protocol.batch.device_table import FASTER_PRODUCTS, types_of_device
-from trainctl.protocol.batch.memory_estimate import FREE_PART
+from trainctl.protocol.batch.device_table import types_of_device
+from trainctl.protocol.batch.settings_rules import ATTENTION, PACKING, PRECISION, RECOMPUTED, RankSettings
 from trainctl.protocol.messages import CLOCK_LIMITED_BY, GpuReading, WhatIf
 from trainctl.protocol.messages.event_prose import seconds
 
-RECOMPUTED: Final = {"alternate": 0.5, "all": 1.0}
+PASSES_AGAIN: Final = {"alternate": 0.5, "all": 1.0}
 """Part of a forward pass that gradient checkpointing computes again in the backward pass."""
-SHORT = 0.5
-"""Part of the sequence length below which the mean sample is short."""
 DISK_READ = 1e6
 """Bytes per second read from the disk from which tokens aren't in memory."""
 
@@ -35,19 +33,19 @@ def float32(s: Situation) -> Iterator[Verdict]:
         rates = profile.gflops if profile is not None else {}
         ratio = rates["bfloat16"] / rates["float32"] if {"bfloat16", "float32"} <= rates.keys() else None
         types = types_of_device(view.device or "") or ()
-        has_it = ratio >= FASTER_PRODUCTS if ratio is not None else "bfloat16" in types
         if view.compute.dtype != "float32":
             yield Clear(f"{s.label(view.rank)} computes in {view.compute.dtype}", view.node)
         elif without is not None:
             its = f"{without.device} of {without.node} has no 16-bit type"
             yield Clear(f"{s.label(view.rank)} computes as all ranks do, and {its}", view.node)
-        elif not has_it:
+        elif not PRECISION.by_rank(RankSettings(has_narrower="bfloat16" in types, products=ratio)):
             yield Clear(f"bfloat16 is not known to be faster on {view.node}", view.node)
         else:
             said = [f"{s.label(view.rank)} computes in float32 on {view.device}"]
             said += [f"its matrix products are {ratio:.1f} times as fast in bfloat16"] if ratio else []
-            yield Found(f"{view.node} computes in float32", tuple(said), view.node, view.rank, severity="info",
-                        values={"node": view.node})  # fmt: skip
+            yield Found(
+                f"{view.node} computes in float32", tuple(said), view.node, view.rank, None, "info", {"node": view.node}
+            )
 
 
 def attention(s: Situation) -> Iterator[Verdict]:
@@ -58,12 +56,12 @@ def attention(s: Situation) -> Iterator[Verdict]:
         yield Unknown("the ranks' attention kernels")
     for view in known:
         assert view.compute is not None
-        if view.compute.attention != "eager":
+        if not ATTENTION.by_rank(RankSettings(attention=view.compute.attention)):
             yield Clear(f"{s.label(view.rank)}'s attention is {view.compute.attention}", view.node)
         else:
             said = f"{s.label(view.rank)}'s attention is eager: it stores a probability for each pair of tokens"
-            yield Found(f"{view.node}'s attention is not fused", (said,), view.node, view.rank, severity="info",
-                        values={"node": view.node})  # fmt: skip
+            title = f"{view.node}'s attention is not fused"
+            yield Found(title, (said,), view.node, view.rank, None, "info", {"node": view.node})
 
 
 def checkpointing(s: Situation) -> Iterator[Verdict]:
@@ -80,10 +78,10 @@ def checkpointing(s: Situation) -> Iterator[Verdict]:
             yield Clear(f"{s.label(rank)} has no gradient checkpointing", its.node)
         elif not peak or not cap:
             yield Unknown(f"{s.label(rank)}'s peak memory and its cap", its.node)
-        elif peak > FREE_PART * cap:
+        elif not RECOMPUTED.by_rank(RankSettings(checkpointing=mode, memory_part=peak / cap)):
             yield Clear(f"{s.label(rank)} needs {percent(peak / cap)} of its memory", its.node)
         else:
-            again = RECOMPUTED[mode] * its.phases["forward"]
+            again = PASSES_AGAIN[mode] * its.phases["forward"]
             said = f"{s.label(rank)}: peak {megabytes(peak)} of {megabytes(cap)} with gradient checkpointing {mode}"
             what_if = s.without({rank: again}, f"{s.label(rank)}'s second forward pass")
             yield Found(
@@ -101,7 +99,7 @@ def packing(s: Situation) -> Iterator[Verdict]:
     mean, length = median(lengths), config.data.sequence_length
     if config.data.kind == "text" or config.data.packing != "none" or config.data.growing:
         yield Clear("samples are full, packed, or can't be packed")
-    elif mean >= SHORT * length:
+    elif not PACKING.by_rank(RankSettings(sample=mean / length)):
         yield Clear(f"a mean sample has {mean:,.0f} of {length:,} tokens")
     else:
         said = f"a mean sample has {mean:,.0f} tokens, {percent(mean / length)} of data.sequence_length = {length:,}"

@@ -1,12 +1,13 @@
 """All rules in their order: a cause comes before those that follow from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from trainctl.protocol.analysis.diagnosis.rule import Found, Rule, Rung
+from trainctl.protocol.analysis.diagnosis.rule import Found, Rule, Rung, Verdict
 from trainctl.protocol.analysis.diagnosis.rules import machine, ranks, settings, stopped, training
 from trainctl.protocol.analysis.diagnosis.situation import Situation
 from trainctl.protocol.batch.device_table import types_of_device
+from trainctl.protocol.batch.settings_rules import ATTENTION, PACKING, PRECISION, RECOMPUTED, SettingsRule
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.messages import ACTIVE_RUN_STATES
@@ -91,6 +92,14 @@ _SMALLER = Rung(
     "trainctl send resize-batch micro={smaller} --node {node}",
 )
 _RESIZE = "trainctl send resize-batch micro={micro} --node {node}"
+
+
+def _of_settings(cause: str, rule: SettingsRule, check: Callable[[Situation], Iterable[Verdict]], *more: Rung) -> Rule:
+    """A rule of settings, judged by what ranks report of them."""
+    own = (Rung(rule.remedy, _run(rule.change)),) if rule.remedy else ()
+    return Rule(cause, rule.title, rule.sign, check, (), (*own, *more))
+
+
 _BY_PROFILE = Rung("let the program choose it by the profile", _run("batch.micro=auto"), _has_fixed_micro)
 _SHORTER_ADAPTER = Rung("a smaller rank of the adapters", _run("adapter.rank={less_rank}"), _has_adapter)
 _CHUNKED = Rung("compute the loss for some tokens at a time", _run("model.chunked_loss=on"), _not_chunked)
@@ -366,47 +375,21 @@ RULES: Final = (
             Rung("assemble more micro-batches ahead", _run(f"data.prefetch={PREFETCH}"), _has_small_prefetch),
         ),
     ),
-    Rule(
-        "float32",
-        "float32 where bfloat16 is faster",
-        "by calibrated matrix products, or by the device's name",
-        settings.float32,
-        (),
-        (
-            Rung(
-                "compute in the best type that all devices have; sums and weights stay float32",
-                _run("model.dtype=auto"),
-            ),
-        ),
-    ),
-    Rule(
+    _of_settings("float32", PRECISION, settings.float32),
+    _of_settings(
         "eager-attention",
-        "Attention is not fused",
-        "the kernel that a rank reports",
+        ATTENTION,
         settings.attention,
-        (),
-        (Rung("install a library version with fused attention on {node}", "trainctl doctor"),),
+        Rung("install a library version with fused attention on {node}", "trainctl doctor"),
     ),
-    Rule(
-        "recomputed",
-        "Activations are computed twice while memory is free",
-        "gradient checkpointing, and a peak below 60 % of the cap",
-        settings.checkpointing,
-        (),
-        (Rung("keep the activations", _run("model.gradient_checkpointing=none")),),
-    ),
-    Rule(
+    _of_settings("recomputed", RECOMPUTED, settings.checkpointing),
+    _of_settings(
         "unpacked",
-        "Short samples are not packed",
-        "a mean sample below half of the sequence length",
+        PACKING,
         settings.packing,
-        (),
-        (
-            Rung("put several samples into one sequence", _run("data.packing=best-fit")),
-            Rung(
-                "shorter sequences, if no sample is longer: trainctl data preview shows their lengths",
-                "trainctl data preview RUN.toml",
-            ),
+        Rung(
+            "shorter sequences, if no sample is longer: trainctl data preview shows their lengths",
+            "trainctl data preview RUN.toml",
         ),
     ),
     Rule(

@@ -1,19 +1,19 @@
-"""Usual settings and their sources: probable mistakes of a run file, for `check` and `advise`.
+"""The rules of a run's settings: one table, which `check` reads for a run file, `advise` also for its nodes, and a
+diagnosis for its ranks. Pure.
 
 A setting outside its usual range may be meant, so none of this refuses a run.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from trainctl.protocol.config.data_files import named_splits
 from trainctl.protocol.config.objectives import OBJECTIVES, UsualRange, objective_name
-from trainctl.protocol.config.run_tables import ComputeDtype, RunFile
+from trainctl.protocol.config.run_tables import RunFile
 
 MIN_BATCHES: Final = 8
 """Steps of an epoch below which a batch is large for its data."""
@@ -49,11 +49,6 @@ _EPOCHS: Final = {
     False: UsualRange(0, 20, "epochs of answers", "Ouyang et al. 2022: 16"),
 }
 """Usual epochs by whether every token of a text is learnt."""
-
-
-def unusual_settings(config: RunFile, data: DataSize | None = None) -> tuple[Unusual, ...]:
-    """Return what is probably a mistake. `data`: None if they weren't counted."""
-    return tuple(found for rule in _RULES for found in rule(config, data))
 
 
 def _learning_rate(config: RunFile, data: DataSize | None) -> Iterator[Unusual]:
@@ -116,82 +111,109 @@ def _outside(setting: str, value: str, usual: UsualRange, nearest: float) -> Unu
     return Unusual(setting, text, f"{setting}={nearest:g}")
 
 
-_RULES: Final[tuple[Callable[[RunFile, DataSize | None], Iterator[Unusual]], ...]] = (
-    _learning_rate,
-    _batch,
-    _epochs,
-    _held_out,
-    _splits,
-)
+FASTER_PRODUCTS: Final = 1.3
+"""Ratio of matrix products from which a narrower data type is worth it."""
+FREE_PART: Final = 0.6
+"""Part of a rank's memory below which activations needn't be computed twice."""
+MUCH_PADDING: Final = 0.1
+"""Part of a micro-batch's positions that are padding from which packing is advised."""
+SHORT: Final = 0.5
+"""Part of the sequence length below which the mean sample of a run is short."""
 
 
 @dataclass(frozen=True)
-class Preset:
-    """Settings with which a run on one card starts."""
+class RankSettings:
+    """What a rank does by its settings, as it is planned or as it runs. None or empty: not known."""
 
-    name: str
-    dtype: ComputeDtype
-    base: Literal["stored", "nf4"]  # of a model that isn't quantized yet
-    micro: int | None  # samples of a pass; None: by memory
-    accumulation: int  # passes of a step, with `micro`
-    sequence_length: int | None = None  # at most, in tokens; None: by the data
-
-    @property
-    def batch(self) -> int | None:
-        """Samples of a step; None: by the data."""
-        return None if self.micro is None else self.micro * self.accumulation
-
-    @property
-    def text(self) -> str:
-        """All of it, in words."""
-        base = "a base in nf4" if self.base == "nf4" else "the base as stored"
-        passes = "samples by memory" if self.micro is None else f"{self.micro} x {self.accumulation} samples"
-        length = "" if self.sequence_length is None else f", at most {self.sequence_length} tokens"
-        return f"{self.dtype}, {base}, {passes}{length}"
+    has_narrower: bool | None = None  # its device computes in a narrower type
+    products: float | None = None  # times as many matrix products per second in the narrower type
+    attention: str = ""  # the kernel
+    checkpointing: str = ""
+    memory_part: float | None = None  # of its cap that it needs
+    padding: float | None = None  # part of a micro-batch
+    sample: float | None = None  # mean tokens of a sample, as a part of the sequence length
 
 
-HOPPER: Final = Preset("Hopper", "bfloat16", "stored", None, 1)
-AMPERE: Final = Preset("Ampere, Ada or RTX 50", "bfloat16", "nf4", 4, 2)
-TURING: Final = Preset("Turing", "float16", "nf4", 2, 4)
-GTX_16: Final = Preset("GTX 16", "float16", "nf4", 1, 8, 512)
-PASCAL: Final = Preset("Pascal", "float32", "nf4", 1, 8, 512)
-"""Pascal computes float16 at 1/64 of float32's rate (but for the P100)."""
+def _is_wide(rank: RankSettings) -> bool | None:
+    return rank.products >= FASTER_PRODUCTS if rank.products is not None else rank.has_narrower
 
 
-def preset_of(capability: tuple[int, int], name: str = "") -> Preset:
-    """Return the preset for a card by its compute capability and name. GTX 16 cards are Turing without tensor cores,
-    and have 4 to 6 GB. Volta counts as Turing, Blackwell in data centres (10 and 11) as Hopper, GeForce and RTX PRO
-    cards of that architecture (12) as Ampere, and older architectures than Pascal as Pascal."""
-    if (9, 0) <= capability < (12, 0):
-        return HOPPER
-    if capability >= (8, 0):
-        return AMPERE
-    if capability >= (7, 0):
-        return GTX_16 if "GTX 16" in name else TURING
-    return PASCAL
+def _is_eager(rank: RankSettings) -> bool | None:
+    return rank.attention == "eager" if rank.attention else None
 
 
-_CAPABILITIES: Final = (
-    (re.compile(r"\b(GTX 10\d\d|TITAN Xp?|P100|P40|P4)\b"), (6, 1)),
-    (re.compile(r"\b(V100|TITAN V)\b"), (7, 0)),
-    (re.compile(r"\b(GTX 16\d\d|RTX 20[678]0|Quadro RTX \d000|TITAN RTX|T4)\b"), (7, 5)),
-    (re.compile(r"\b(RTX [34]0\d\d|RTX 2050|RTX A\d{3,4}|RTX \d{3,4}E? .*Ada)\b"), (8, 0)),
-    (re.compile(r"\b(A100|A800|A10G?|A16|A30|A40|L4|L40S?)\b"), (8, 0)),
-    (re.compile(r"\b(H100|H200|H800|GH200|B200|B300|GB200)\b"), (9, 0)),
-    (re.compile(r"\b(RTX 50\d\d|RTX PRO \d000|GB10)\b"), (12, 0)),
+def _recomputes(rank: RankSettings) -> bool | None:
+    if rank.checkpointing == "none":
+        return False
+    return rank.memory_part < FREE_PART if rank.memory_part is not None else None
+
+
+def _lacks_memory(rank: RankSettings) -> bool | None:
+    if rank.checkpointing == "all":
+        return False
+    return rank.memory_part > 1 if rank.memory_part is not None else None
+
+
+def _is_padded(rank: RankSettings) -> bool | None:
+    if rank.padding is not None:
+        return rank.padding >= MUCH_PADDING
+    return rank.sample < SHORT if rank.sample is not None else None
+
+
+@dataclass(frozen=True)
+class SettingsRule:
+    """One setting that is often left slow or wrong."""
+
+    change: str  # KEY=VALUE of --set, or the KEY alone if the value depends on the file
+    title: str
+    by_file: Callable[[RunFile, DataSize | None], Iterator[Unusual]] | None = None
+    by_rank: Callable[[RankSettings], bool | None] = lambda _: None  # whether the change pays; None: not known
+    sign: str = ""  # what shows it in a run, for docs
+    remedy: str = ""
+
+
+PRECISION: Final = SettingsRule(
+    "model.dtype=auto",
+    "float32 where bfloat16 is faster",
+    by_rank=_is_wide,
+    sign="by calibrated matrix products, or by the device's name",
+    remedy="compute in the best type that all devices have; sums and weights stay float32",
 )
-"""Compute capability of NVIDIA's architectures, at least, by names of their devices."""
+ATTENTION: Final = SettingsRule(
+    "model.attention", "Attention is not fused", by_rank=_is_eager, sign="the kernel that a rank reports"
+)
+RECOMPUTED: Final = SettingsRule(
+    "model.gradient_checkpointing=none",
+    "Activations are computed twice while memory is free",
+    by_rank=_recomputes,
+    sign="gradient checkpointing, and a peak below 60 % of the cap",
+    remedy="keep the activations",
+)
+LACKS_MEMORY: Final = SettingsRule(
+    "model.gradient_checkpointing=all", "Memory is too small for the activations", by_rank=_lacks_memory
+)
+PACKING: Final = SettingsRule(
+    "data.packing=best-fit",
+    "Short samples are not packed",
+    by_rank=_is_padded,
+    sign="a mean sample below half of the sequence length",
+    remedy="put several samples into one sequence",
+)
+RULES: Final = (
+    PRECISION,
+    ATTENTION,
+    RECOMPUTED,
+    LACKS_MEMORY,
+    PACKING,
+    SettingsRule("optimizer.learning_rate", "The learning rate is unusual", _learning_rate),
+    SettingsRule("batch.global", "The batch is large for its data", _batch),
+    SettingsRule("run.epochs", "The data are repeated often", _epochs),
+    SettingsRule("data.held_out", "Few samples are held out", _held_out),
+    SettingsRule("data.path", "Held-out data are trained on", _splits),
+)
+"""All rules, in the order in which they are said."""
 
 
-def capability_of_device(device: str) -> tuple[int, int] | None:
-    """Return the compute capability by the name that a driver reports. None for a device that isn't NVIDIA's, or whose
-    name isn't known here."""
-    if not any(vendor in device.lower() for vendor in ("nvidia", "tesla", "quadro")):
-        return None
-    return next((capability for pattern, capability in _CAPABILITIES if pattern.search(device)), None)
-
-
-def preset_of_device(device: str) -> Preset | None:
-    """Return the preset by the name that a driver reports. None where `capability_of_device` has none."""
-    capability = capability_of_device(device)
-    return None if capability is None else preset_of(capability, device)
+def unusual_settings(config: RunFile, data: DataSize | None = None) -> tuple[Unusual, ...]:
+    """Return what is probably a mistake in a run file. `data`: None if they weren't counted."""
+    return tuple(found for rule in RULES if rule.by_file is not None for found in rule.by_file(config, data))
