@@ -25,7 +25,7 @@ from trainctl.protocol.messages import verbs
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.charts import metrics
-from trainctl.tui.commands import verb_registry
+from trainctl.tui.commands.verbs import DESCRIPTIONS
 from trainctl.tui.dialogs import chart_picker
 from trainctl.tui.export import rows
 from trainctl.tui.export.mirror.metrics import RANK_METRICS, of_part
@@ -160,7 +160,7 @@ def test_a_verb_without_a_handler_fails_the_type_check(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", verbs.VERBS)
 def test_declaration_and_description_agree(name: str) -> None:
-    verb, described = verbs.VERBS[name], verb_registry.of(name)
+    verb, described = verbs.VERBS[name], DESCRIPTIONS[name]
     assert (verb.inverse is not None) == callable(described.undo), "what undoes it, or in words why nothing does"
     assert bool(verb.knobs) == (verb.scope == "edit"), "an edit changes settings of the plan, and nothing else does"
     assert verb.affects == "nothing" or verb.scope == "edit" or verb.args is verbs.Rollback

@@ -15,8 +15,8 @@ from textual.dom import DOMNode
 from textual.keys import Keys
 
 from trainctl.protocol.messages import verbs
-from trainctl.tui.commands import verb_registry
 from trainctl.tui.commands.context import context_of
+from trainctl.tui.commands.verbs import DESCRIPTIONS
 from trainctl.tui.screens import base
 from trainctl.tui.screens.base import RESERVED_KEYS, BaseScreen, named
 from trainctl.tui.state.view_state import ViewState
@@ -27,10 +27,10 @@ _ALERTS_PLACE = 55
 
 
 def _verb_keys(places: range) -> list[BindingType]:
+    keyed = [(key, name) for name, described in DESCRIPTIONS.items() if (key := described.key) and key.place in places]
     return [
         Binding(key.key, f"dialog({name!r})", key.word, show=key.shown, tooltip=key.tooltip, priority=True)
-        for name, key in verb_registry.with_keys()
-        if key.place in places
+        for key, name in sorted(keyed, key=lambda pair: pair[0].place)
     ]
 
 
@@ -82,7 +82,7 @@ Tables = Mapping[str, Sequence[Binding]]
 
 def verb_of(verb: str, state: ViewState) -> str:
     """Return the verb that a verb's key stands for now."""
-    key = verb_registry.of(verb).key
+    key = DESCRIPTIONS[verb].key
     return key.stands_for(state) if key is not None and key.stands_for is not None else verb
 
 

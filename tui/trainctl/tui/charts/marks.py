@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainctl.tui.charts.canvas import Canvas, Floats, Frame
-from trainctl.tui.commands import verb_registry
+from trainctl.tui.commands.verbs import DESCRIPTIONS
 from trainctl.tui.state import run_events
 from trainctl.tui.state.run_events import Change, changes_of_ranks
 from trainctl.tui.state.view_state import ViewState
@@ -36,7 +36,7 @@ def numbered(state: ViewState) -> dict[int, str]:
 
 def _is_marked(verb: str | None) -> bool:
     """Return whether a verb's events get a number: those that leave the training alone, as notes do, get none."""
-    described = verb_registry.DESCRIPTIONS.get(verb or "")
+    described = DESCRIPTIONS.get(verb or "")
     return verb is not None and (described is None or described.acts_on in ("active run", "new run"))
 
 

@@ -31,6 +31,7 @@ from trainctl.tui.cli.options import ClusterFile, Connect, Json, Node, Timeout, 
 from trainctl.tui.cli.runs import Run, RunAtAgent
 from trainctl.tui.commands import arguments, command, targets
 from trainctl.tui.commands.forecast import forecast
+from trainctl.tui.commands.verbs import DESCRIPTIONS
 
 if TYPE_CHECKING:
     from trainctl.protocol.client.client import Client
@@ -173,7 +174,7 @@ def send(
 
 async def _undoing(client: "Client", run: str | None, options: dict[str, Any]) -> command.Order:
     """Return the command that undoes the newest change that a person made to a run. Raises RefusedError."""
-    from trainctl.tui.commands import undo, verb_registry
+    from trainctl.tui.commands import undo
 
     seen = await client.ask(SnapshotRequest, 0, run)
     inverses = undo.newest(seen.run, seen.events, most=len(seen.events))
@@ -186,7 +187,7 @@ async def _undoing(client: "Client", run: str | None, options: dict[str, Any]) -
         )
     output.tell("; ".join((inverse.says, *inverse.remarks)))
     order = inverse.order
-    is_against = verb_registry.of(order.verb).against_plan and options["if_plan"] is None
+    is_against = DESCRIPTIONS[order.verb].against_plan and options["if_plan"] is None
     plan = seen.run.plan_version if is_against else options["if_plan"]
     named = {**options, "node": order.node, "if_plan": plan, "undoes": order.undoes}
     return command.make_order(order.verb, dict(order.args), run=seen.run.run, **named)

@@ -16,10 +16,11 @@ from textual.widget import Widget
 
 from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.protocol.messages import AlertView, DryRun, DryRunRequest, verbs
-from trainctl.tui.commands import forms, verb_registry
+from trainctl.tui.commands import forms
 from trainctl.tui.commands.command import Order, replies
 from trainctl.tui.commands.forecast import forecast
 from trainctl.tui.commands.forms import Progress
+from trainctl.tui.commands.verbs import DESCRIPTIONS
 from trainctl.tui.state.live_feed import LogFeed
 from trainctl.tui.state.source import Source
 from trainctl.tui.state.view_state import AlertBell, Clock, ViewState
@@ -132,7 +133,7 @@ def mute(app: AppContext, alert: AlertView, follower: ProgressView = UNWATCHED) 
 def send(app: AppContext, order: Order, follower: ProgressView) -> None:
     """Send a command of the run shown; `follower` is given each state, the person if nothing shows it any more."""
     run = app.shown.run
-    if order.run is None and run is not None and verb_registry.of(order.verb).acts_on != "new run":
+    if order.run is None and run is not None and DESCRIPTIONS[order.verb].acts_on != "new run":
         order = dataclasses.replace(order, run=run.run)
     progress = forms.Progress(order, app.clock.wall())
     if app.read_only:

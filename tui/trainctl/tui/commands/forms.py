@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from trainctl.protocol.messages import FINAL_COMMAND_STATES, CommandReply, verbs
 from trainctl.protocol.messages.verb_arguments import arguments_of
 from trainctl.protocol.messages.verbs import VERBS
-from trainctl.tui.commands import verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import FormField, Proposal, VerbDescription
+from trainctl.tui.commands.verbs import DESCRIPTIONS
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.styled_line import Line, Piece, clean, line
 
@@ -52,7 +52,7 @@ class Progress:
 
 def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[str, str] | None = None) -> Form:
     """Return the dialog of a verb, filled from the state; `values` override what its fields start with."""
-    described, run, given = verb_registry.of(verb), state.run, dict(values or {})
+    described, run, given = DESCRIPTIONS[verb], state.run, dict(values or {})
     fields = tuple(
         replace(field, value=given.get(field.name, field.value)) for field in described.fields_for(state, rank)
     )
@@ -89,14 +89,14 @@ def _blocked(described: VerbDescription, state: ViewState, fields: Sequence[Form
 
 def start_form() -> Form:
     """Return the dialog that starts a run from a file."""
-    described = verb_registry.of("start-run")
+    described = DESCRIPTIONS["start-run"]
     fields = (FormField("file", "run file"),)
     return Form("start-run", "start a run", fields, described.changes, described.keeps, run=None, if_plan=None)
 
 
 def branch_form(run: str) -> Form:
     """Return the dialog that branches off a run."""
-    described = verb_registry.of("start-run")
+    described = DESCRIPTIONS["start-run"]
     fields = (
         FormField("step", "checkpoint", if_empty="step; empty: the newest"),
         FormField("settings", "settings", if_empty="such as optimizer.learning_rate=1e-4"),
@@ -161,7 +161,7 @@ def applied_line(reply: CommandReply) -> Line:
 
 def preview(order: Order, state: ViewState) -> Piece:
     """Return in one line what the command would do to the run now; or, marked as bad, why the agent will refuse it."""
-    problem, described, run = _refusal(order, state), verb_registry.of(order.verb), state.run
+    problem, described, run = _refusal(order, state), DESCRIPTIONS[order.verb], state.run
     if problem:
         return Piece(problem, "bad")
     if run is None or described.preview is None:
@@ -171,11 +171,11 @@ def preview(order: Order, state: ViewState) -> Piece:
 
 def changes_nothing(order: Order, state: ViewState) -> bool:
     """Return whether all is as the command would have it already."""
-    return state.run is not None and verb_registry.of(order.verb).changes_nothing(order, state.run)
+    return state.run is not None and DESCRIPTIONS[order.verb].changes_nothing(order, state.run)
 
 
 def _refusal(order: Order, state: ViewState) -> str:
-    described, run = verb_registry.of(order.verb), state.run
+    described, run = DESCRIPTIONS[order.verb], state.run
     if run is None:
         return "no active run" if described.acts_on in ("active run", "any run") else ""
     if why := run.why_not(order.verb):

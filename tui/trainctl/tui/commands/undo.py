@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from trainctl.protocol.messages import ACTIVE_RUN_STATES, Event, RunView
 from trainctl.protocol.messages.verbs import VERBS, Knob, knobs
-from trainctl.tui.commands import verb_registry
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.verb_description import NoInverse
+from trainctl.tui.commands.verbs import DESCRIPTIONS
 from trainctl.tui.state import run_events
 from trainctl.tui.state.run_events import node_of
 
@@ -34,7 +34,7 @@ class Inverse:
         made = [f"changed since: {run_events.event_words(event)} by {event.by}" for event in reversed(self.since[-2:])]
         if len(self.since) > 2:
             made.append(f"and {len(self.since) - 2} more")
-        remark = verb_registry.of(self.order.verb).undo_remark(self.order)
+        remark = DESCRIPTIONS[self.order.verb].undo_remark(self.order)
         return (*made, remark) if remark else tuple(made)
 
 
@@ -42,7 +42,7 @@ def of(event: Event, run: RunView | None, events: Sequence[Event]) -> Inverse:
     """Return what undoes the event now. Raises NoInverse with the reason."""
     if event.verb is None:
         raise NoInverse("it isn't a change")
-    described = verb_registry.DESCRIPTIONS.get(event.verb)
+    described = DESCRIPTIONS.get(event.verb)
     if described is None:
         raise NoInverse(f"{event.verb} can't be undone")
     if isinstance(described.undo, str):
@@ -56,7 +56,7 @@ def of(event: Event, run: RunView | None, events: Sequence[Event]) -> Inverse:
     by = undone_by(events).get(event.id)
     if by is not None:
         raise NoInverse(f"{by.by} already undid it, @{by.step or 0:,}; undo that one instead")
-    undoing = verb_registry.of(VERBS[event.verb].inverse or event.verb)
+    undoing = DESCRIPTIONS[VERBS[event.verb].inverse or event.verb]
     if undoing.acts_on == "active run" and run.state not in ACTIVE_RUN_STATES:
         raise NoInverse("the run has ended")
     order = described.undo(event, run)

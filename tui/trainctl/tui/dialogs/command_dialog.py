@@ -16,12 +16,13 @@ from textual.widgets import Input, Label
 from trainctl.protocol.config.objectives import sample_unit
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
-from trainctl.tui.commands import arguments, forms, verb_registry
+from trainctl.tui.commands import arguments, forms
 from trainctl.tui.commands.checked_run_file import check_run_file
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import READ_ONLY, KeyHint, foresee
 from trainctl.tui.commands.forms import changes_nothing, preview
 from trainctl.tui.commands.targets import is_local
+from trainctl.tui.commands.verbs import DESCRIPTIONS
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, Dialog
 from trainctl.tui.state.view_state import Clock
 from trainctl.tui.text.styled_line import Line, Piece, clean, folded, key_words, labelled, line, plain, wrap
@@ -133,7 +134,7 @@ class CommandDialog(OrderDialog):
         if view is None or node == self._node:
             return
         self._node = node
-        for field in verb_registry.of(self.form.verb).fields_for(self.owner.shown, view.rank):
+        for field in DESCRIPTIONS[self.form.verb].fields_for(self.owner.shown, view.rank):
             if not field.choices:
                 self.query_one(f"#field-{field.name}", Input).value = field.value
 

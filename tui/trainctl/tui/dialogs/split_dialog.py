@@ -7,11 +7,12 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from trainctl.protocol.messages import DryRun
-from trainctl.tui.commands import forms, share_editor, verb_registry
+from trainctl.tui.commands import forms, share_editor
 from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.context import KeyHint, ask_lead
 from trainctl.tui.commands.forms import Form
 from trainctl.tui.commands.share_editor import Seat, Split
+from trainctl.tui.commands.verbs import DESCRIPTIONS
 from trainctl.tui.dialogs.command_dialog import CommandDialog, OrderDialog, followed
 from trainctl.tui.dialogs.popup import CLOSE, CLOSES, SEND, SIDES
 from trainctl.tui.state.view_state import ViewState
@@ -300,7 +301,7 @@ class SplitDialog(OrderDialog, Repaintable):
 
 def dialog_of(form: Form, state: ViewState, rank: int | None, shares: Mapping[str, int] | None = None) -> OrderDialog:
     """Return the dialog of a form. `rank`: the selected one; `shares`: those to propose, by node."""
-    if verb_registry.of(form.verb).dialog == "form":
+    if DESCRIPTIONS[form.verb].dialog == "form":
         return CommandDialog(form)
     split = share_editor.opened(state, rank)
     wanted = tuple((shares or {}).get(seat.node, seat.share) for seat in split.seats)

@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from trainctl.protocol.messages import CheckedCause, Diagnosis, DiagnosisReply, Finding, Remedy
-from trainctl.tui.commands import verb_registry
+from trainctl.tui.commands.verbs import DESCRIPTIONS
 from trainctl.tui.text.formatting import percent
 from trainctl.tui.text.styled_line import (
     Line,
@@ -119,7 +119,7 @@ def _once(said: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
 
 def remedy_command(remedy: Remedy) -> str:
     """Return a remedy's command, with the key that opens its dialog in the full screen."""
-    key = verb_registry.of(remedy.verb).key if remedy.verb else None
+    key = DESCRIPTIONS[remedy.verb].key if remedy.verb else None
     return f"{remedy.command} (key {key.key})" if key is not None else remedy.command
 
 

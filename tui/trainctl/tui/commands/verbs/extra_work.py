@@ -15,16 +15,6 @@ def _checkpoint_preview(proposal: Proposal) -> str:
     return f"writes step {proposal.run.step:,} or the next one; {known}; curve unchanged"
 
 
-CHECKPOINT = VerbDescription(
-    "checkpoint",
-    changes="a checkpoint is written at the next step boundary",
-    keeps="everything else",
-    preview=_checkpoint_preview,
-    undo="a written checkpoint stays",
-    key=VerbKey("c", "ckpt", "write a checkpoint", 40),
-)
-
-
 def _evaluate_preview(proposal: Proposal) -> str:
     run = proposal.run
     if run.eval_loss is None or run.eval_step is None:
@@ -35,35 +25,9 @@ def _evaluate_preview(proposal: Proposal) -> str:
     return f"the last one: {loss(run.eval_loss)} @{run.eval_step:,}{took}; curve unchanged"
 
 
-EVALUATE = VerbDescription(
-    "evaluate",
-    changes="the held-out loss is measured at the next step boundary",
-    keeps="everything else",
-    preview=_evaluate_preview,
-    undo="an evaluation changes nothing",
-    key=VerbKey("e", "eval", "evaluate now", 80),
-)
-
-
 def _sample_preview(proposal: Proposal) -> str:
     what = "the prompt" if proposal.order.args.get("prompt") else "the run file's prompts"
     return f"one rank answers {what} after step {proposal.run.step:,} while the others wait; curve unchanged"
-
-
-SAMPLE = VerbDescription(
-    "sample",
-    title="sample the model",
-    changes="the model answers at the next step boundary",
-    keeps="everything else",
-    fields=(
-        FormField("prompt", "prompt", if_empty="the run file's prompts"),
-        FormField("max_tokens", "max tokens"),
-        FormField("temperature", "temperature"),
-    ),
-    preview=_sample_preview,
-    undo="an answer changes nothing",
-    key=VerbKey("i", "sample", "sample the model", 95, shown=False),
-)
 
 
 def _profile_preview(proposal: Proposal) -> str:
@@ -73,27 +37,57 @@ def _profile_preview(proposal: Proposal) -> str:
     return f"records {which} on {nodes} after one that warms up; these steps are slower; curve unchanged"
 
 
-PROFILE = VerbDescription(
-    "profile",
-    title="profile the next steps",
-    changes="the profiled steps are slower; each rank writes a trace, and the screen Profile shows the operators",
-    keeps="everything else, and the speed of later steps",
-    fields=(
-        FormField("steps", "steps", if_empty="3"),
-        FormField("nodes", "nodes, separated by commas", if_empty="all nodes"),
+DESCRIPTIONS = (
+    VerbDescription(
+        "checkpoint",
+        changes="a checkpoint is written at the next step boundary",
+        keeps="everything else",
+        preview=_checkpoint_preview,
+        undo="a written checkpoint stays",
+        key=VerbKey("c", "ckpt", "write a checkpoint", 40),
     ),
-    preview=_profile_preview,
-    undo="a profile changes nothing",
-)
-DEFRAGMENT = VerbDescription(
-    "defragment",
-    title="clear the allocators' caches",
-    changes="memory that no array uses is given back to the device at the next step boundary",
-    keeps="everything else",
-    preview=lambda proposal: (
-        f"clears caches on {proposal.order.node or 'all nodes'}; the next steps may be slower; curve unchanged"
+    VerbDescription(
+        "evaluate",
+        changes="the held-out loss is measured at the next step boundary",
+        keeps="everything else",
+        preview=_evaluate_preview,
+        undo="an evaluation changes nothing",
+        key=VerbKey("e", "eval", "evaluate now", 80),
     ),
-    undo="clearing caches changes nothing",
+    VerbDescription(
+        "sample",
+        title="sample the model",
+        changes="the model answers at the next step boundary",
+        keeps="everything else",
+        fields=(
+            FormField("prompt", "prompt", if_empty="the run file's prompts"),
+            FormField("max_tokens", "max tokens"),
+            FormField("temperature", "temperature"),
+        ),
+        preview=_sample_preview,
+        undo="an answer changes nothing",
+        key=VerbKey("i", "sample", "sample the model", 95, shown=False),
+    ),
+    VerbDescription(
+        "profile",
+        title="profile the next steps",
+        changes="the profiled steps are slower; each rank writes a trace, and the screen Profile shows the operators",
+        keeps="everything else, and the speed of later steps",
+        fields=(
+            FormField("steps", "steps", if_empty="3"),
+            FormField("nodes", "nodes, separated by commas", if_empty="all nodes"),
+        ),
+        preview=_profile_preview,
+        undo="a profile changes nothing",
+    ),
+    VerbDescription(
+        "defragment",
+        title="clear the allocators' caches",
+        changes="memory that no array uses is given back to the device at the next step boundary",
+        keeps="everything else",
+        preview=lambda proposal: (
+            f"clears caches on {proposal.order.node or 'all nodes'}; the next steps may be slower; curve unchanged"
+        ),
+        undo="clearing caches changes nothing",
+    ),
 )
-
-DESCRIPTIONS = (CHECKPOINT, EVALUATE, SAMPLE, PROFILE, DEFRAGMENT)

@@ -10,22 +10,12 @@ from trainctl.tui.commands.verb_description import FormField, NoInverse, Proposa
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.styled_line import clean
 
+_PAUSED = ("pausing", "paused")
+
 
 def _acknowledge_preview(proposal: Proposal) -> str:
     alert = next((alert for alert in proposal.state.open_alerts if alert.id == proposal.order.args["id"]), None)
     return clean(f"{alert.node} {alert.text}".strip()) if alert else verbs.VERBS["acknowledge"].summary
-
-
-ACKNOWLEDGE = VerbDescription(
-    "acknowledge",
-    title="acknowledge an alert",
-    changes="the alert stays silent until it is raised again",
-    keeps="the alert stays open and recorded",
-    acts_on="alerts",
-    fields=lambda state, rank: (FormField("id", "alert", next((alert.id for alert in state.calling), "")),),
-    preview=_acknowledge_preview,
-    undo="an acknowledged alert stays acknowledged",
-)
 
 
 def _mute_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
@@ -44,18 +34,6 @@ def _mute_preview(proposal: Proposal) -> str:
     return f"{order.args['kind']} alerts{where} {calling}"
 
 
-MUTE = VerbDescription(
-    "mute",
-    title="mute a kind of alert",
-    changes="these alerts ring no bell, call no hook and aren't counted",
-    keeps="they are still watched and recorded",
-    acts_on="alerts",
-    fields=_mute_fields,
-    preview=_mute_preview,
-    undo="mute with minutes=0 ends it",
-)
-
-
 def _start_run_preview(proposal: Proposal) -> str:
     resumed, branch = proposal.order.args.get("resume"), proposal.order.args.get("branch")
     if branch is not None:
@@ -65,20 +43,6 @@ def _start_run_preview(proposal: Proposal) -> str:
     if resumed is None:
         return "a run from a run file"
     return f"resumes {clean(resumed)} from its newest checkpoint or its ranks' state"
-
-
-START_RUN = VerbDescription(
-    "start-run",
-    changes="a run starts or resumes",
-    keeps="other runs' records",
-    acts_on="new run",
-    fields=(FormField("resume", "run to resume"),),
-    preview=_start_run_preview,
-    undo="stop ends the run",
-)
-
-
-_PAUSED = ("pausing", "paused")
 
 
 def _pause_undo(event: Event, run: RunView) -> Order:
@@ -92,31 +56,10 @@ def _pause_stands_for(state: ViewState) -> str:
     return "resume" if state.run is not None and state.run.state in _PAUSED else "pause"
 
 
-PAUSE = VerbDescription(
-    "pause",
-    changes="training waits after the step in progress",
-    keeps="the run, its plan and its memory; resume continues",
-    preview=lambda proposal: f"pauses after step {proposal.run.step + 1:,}{within(proposal.state)}; curve unchanged",
-    undo=_pause_undo,
-    key=VerbKey("p", "pause", "pause or resume", 50, stands_for=_pause_stands_for),
-)
-
-
 def _resume_undo(event: Event, run: RunView) -> Order:
     if run.state in _PAUSED:
         raise NoInverse(f"the run is already {run.state}")
     return Order("pause")
-
-
-RESUME = VerbDescription(
-    "resume",
-    changes="training continues where it was paused",
-    keeps="everything else",
-    preview=lambda proposal: (
-        f"continues at step {proposal.run.step + 1:,} with plan v{proposal.run.plan_version}; curve unchanged"
-    ),
-    undo=_resume_undo,
-)
 
 
 def _rollback_preview(proposal: Proposal) -> str:
@@ -128,18 +71,6 @@ def _rollback_preview(proposal: Proposal) -> str:
     return f"goes back from step {now:,} to {where}{skipped}: changes the curve"
 
 
-ROLLBACK = VerbDescription(
-    "rollback",
-    title="go back to a checkpoint",
-    changes="the run continues from an earlier step; later steps are undone, and their checkpoints are set aside",
-    keeps="the record of the undone steps, modes of policies",
-    fields=(FormField("steps", "at least so many steps back", "1"), FormField("skip_batches", "batches to skip", "0")),
-    preview=_rollback_preview,
-    undo="the run doesn't return to steps that were undone",
-    ask="go back?",
-)
-
-
 def _stop_preview(proposal: Proposal) -> str:
     last = "with a checkpoint first" if proposal.order.args.get("checkpoint", True) else "WITHOUT a checkpoint"
     return f"ends after step {proposal.run.step + 1:,}{within(proposal.state)}, {last}"
@@ -149,30 +80,6 @@ def _stop_undo(event: Event, run: RunView) -> Order:
     if run.state in ACTIVE_RUN_STATES:
         raise NoInverse("the run is already continuing")
     return Order("start-run", {"resume": run.run})
-
-
-STOP = VerbDescription(
-    "stop",
-    changes="the run ends after the step in progress",
-    keeps="its record and checkpoints; it can be resumed",
-    fields=(FormField("checkpoint", "checkpoint first", "true", ("true", "false")),),
-    preview=_stop_preview,
-    undo=_stop_undo,
-    ask="stop it?",
-    key=VerbKey("x", "stop", "stop the run", 60),
-)
-
-
-NOTE = VerbDescription(
-    "note",
-    changes="a line in the run's events",
-    keeps="everything else",
-    acts_on="any run",
-    fields=(FormField("text", "text"),),
-    preview=lambda proposal: f"recorded in the run's events at step {proposal.run.step:,}; curve unchanged",
-    undo="a note stays in the record",
-    key=VerbKey("n", "note", "write a note", 70),
-)
 
 
 def _autopilot_fields(state: ViewState, rank: int | None) -> tuple[FormField, ...]:
@@ -199,15 +106,96 @@ def _autopilot_undo(event: Event, run: RunView) -> Order:
     return Order("autopilot", {"name": name, "mode": before})
 
 
-AUTOPILOT = VerbDescription(
-    "autopilot",
-    title="set a policy's mode",
-    changes="what the policy does automatically from now on",
-    keeps="what the policy already did",
-    fields=_autopilot_fields,
-    preview=_autopilot_preview,
-    changes_nothing=lambda order, run: PolicyView(order.args["name"], order.args["mode"]) in run.policies,
-    undo=_autopilot_undo,
+DESCRIPTIONS = (
+    VerbDescription(
+        "start-run",
+        changes="a run starts or resumes",
+        keeps="other runs' records",
+        acts_on="new run",
+        fields=(FormField("resume", "run to resume"),),
+        preview=_start_run_preview,
+        undo="stop ends the run",
+    ),
+    VerbDescription(
+        "pause",
+        changes="training waits after the step in progress",
+        keeps="the run, its plan and its memory; resume continues",
+        preview=lambda proposal: (
+            f"pauses after step {proposal.run.step + 1:,}{within(proposal.state)}; curve unchanged"
+        ),
+        undo=_pause_undo,
+        key=VerbKey("p", "pause", "pause or resume", 50, stands_for=_pause_stands_for),
+    ),
+    VerbDescription(
+        "resume",
+        changes="training continues where it was paused",
+        keeps="everything else",
+        preview=lambda proposal: (
+            f"continues at step {proposal.run.step + 1:,} with plan v{proposal.run.plan_version}; curve unchanged"
+        ),
+        undo=_resume_undo,
+    ),
+    VerbDescription(
+        "rollback",
+        title="go back to a checkpoint",
+        changes="the run continues from an earlier step; later steps are undone, and their checkpoints are set aside",
+        keeps="the record of the undone steps, modes of policies",
+        fields=(
+            FormField("steps", "at least so many steps back", "1"),
+            FormField("skip_batches", "batches to skip", "0"),
+        ),
+        preview=_rollback_preview,
+        undo="the run doesn't return to steps that were undone",
+        ask="go back?",
+    ),
+    VerbDescription(
+        "stop",
+        changes="the run ends after the step in progress",
+        keeps="its record and checkpoints; it can be resumed",
+        fields=(FormField("checkpoint", "checkpoint first", "true", ("true", "false")),),
+        preview=_stop_preview,
+        undo=_stop_undo,
+        ask="stop it?",
+        key=VerbKey("x", "stop", "stop the run", 60),
+    ),
+    VerbDescription(
+        "note",
+        changes="a line in the run's events",
+        keeps="everything else",
+        acts_on="any run",
+        fields=(FormField("text", "text"),),
+        preview=lambda proposal: f"recorded in the run's events at step {proposal.run.step:,}; curve unchanged",
+        undo="a note stays in the record",
+        key=VerbKey("n", "note", "write a note", 70),
+    ),
+    VerbDescription(
+        "autopilot",
+        title="set a policy's mode",
+        changes="what the policy does automatically from now on",
+        keeps="what the policy already did",
+        fields=_autopilot_fields,
+        preview=_autopilot_preview,
+        changes_nothing=lambda order, run: PolicyView(order.args["name"], order.args["mode"]) in run.policies,
+        undo=_autopilot_undo,
+    ),
+    VerbDescription(
+        "acknowledge",
+        title="acknowledge an alert",
+        changes="the alert stays silent until it is raised again",
+        keeps="the alert stays open and recorded",
+        acts_on="alerts",
+        fields=lambda state, rank: (FormField("id", "alert", next((alert.id for alert in state.calling), "")),),
+        preview=_acknowledge_preview,
+        undo="an acknowledged alert stays acknowledged",
+    ),
+    VerbDescription(
+        "mute",
+        title="mute a kind of alert",
+        changes="these alerts ring no bell, call no hook and aren't counted",
+        keeps="they are still watched and recorded",
+        acts_on="alerts",
+        fields=_mute_fields,
+        preview=_mute_preview,
+        undo="mute with minutes=0 ends it",
+    ),
 )
-
-DESCRIPTIONS = (START_RUN, PAUSE, RESUME, ROLLBACK, STOP, NOTE, AUTOPILOT, ACKNOWLEDGE, MUTE)
