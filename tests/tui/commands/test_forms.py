@@ -8,7 +8,7 @@ from tests.tui.support.cli_calls import call_process
 from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, shrunk, snapshot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import TypedLineError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import Evaluated
 from trainctl.tui.commands import arguments
@@ -41,33 +41,35 @@ def test_an_evaluation_is_promised_the_time_of_the_last_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "where"),
+    ("text", "column"),
     [
-        ("", "command"),
-        ("fly", "verb"),
-        ("resize-batch size=3", "size"),
-        ("resize-batch micro=4 micro=8 --node studio", "resize-batch"),
-        ("resize-batch micro=4 --node studio --node mbp", "--node"),
-        ("pause --node a", "node"),
-        ("resize-batch micro=3 --speed 4", "--speed"),
-        ("resize-batch micro=3 --node", "--node"),
-        ("note 'text=x", "command"),
-        ("resize-batch micro=3 --if-plan=x", "--if-plan"),
+        ("", 1),
+        ("fly", 1),
+        ("resize-batch size=3", 14),
+        ("resize-batch micro=4 micro=8 --node studio", 22),
+        ("resize-batch micro=4 --node studio --node mbp", 36),
+        ("pause --node a", 7),
+        ("drain", 6),
+        ("resize-batch micro=3 --speed 4", 22),
+        ("resize-batch micro=3 --node", 22),
+        ("note 'text=x", 6),
+        ("resize-batch micro=x --node a", 14),
+        ("resize-batch micro=3 --if-plan=x", 32),
     ],
 )
-def test_a_wrong_command_is_named_where_it_is_wrong(text: str, where: str) -> None:
-    with pytest.raises(InvalidInputError) as caught:
+def test_a_wrong_command_is_named_where_it_is_wrong(text: str, column: int) -> None:
+    with pytest.raises(TypedLineError) as caught:
         arguments.parse(text)
-    assert caught.value.where == where
-    assert "\n" not in str(caught.value)
+    assert caught.value.column == column
+    assert str(caught.value).startswith(f"column {column}: ") and "\n" not in str(caught.value)
 
 
 @given(st.text(max_size=60))
 def test_anything_typed_is_an_order_or_an_error(text: str) -> None:
     try:
         assert arguments.parse(text).verb in verbs.VERBS
-    except InvalidInputError as error:
-        assert error.where
+    except TypedLineError as error:
+        assert 1 <= error.column <= len(text) + 1
 
 
 def test_a_dialog_carries_the_plan_it_was_computed_from() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.tui.support.recorded import CLOCK, CONNECTED, live_hosts, run_view, snapshot
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import TypedLineError
 from trainctl.protocol.messages.events import MicroBatchChanged
 from trainctl.tui.state import filter_language as fl
 from trainctl.tui.state import reducer, table_schemas
@@ -109,7 +110,7 @@ def test_it_keeps_what_was_asked_for(text: str, nodes: str) -> None:
     ],
 )
 def test_what_is_wrong_names_its_column_and_what_would_be_right(text: str, said: str) -> None:
-    with pytest.raises(fl.FilterError) as error:
+    with pytest.raises(TypedLineError) as error:
         fl.parse(text, table_schemas.FLEET)
     assert str(error.value).startswith(said)
 
@@ -174,7 +175,7 @@ def test_whatever_is_typed_it_filters_or_says_what_is_wrong(text: str) -> None:
     for table in TABLES:
         try:
             found = fl.parse(text, table)
-        except fl.FilterError as error:
+        except TypedLineError as error:
             assert 1 <= error.column <= len(text) + 1
         else:
             assert fl.parse(show(found.term), table).term == found.term
@@ -230,7 +231,7 @@ def test_a_metric_of_the_run_is_a_field_by_its_whole_name(text: str, field: str,
 def test_a_metric_that_is_not_there_or_not_compared_is_said_with_those_that_are(
     text: str, column: int, says: str
 ) -> None:
-    with pytest.raises(fl.FilterError, match=says) as error:
+    with pytest.raises(TypedLineError, match=says) as error:
         fl.parse(text, OWN)
     assert error.value.column == column
 

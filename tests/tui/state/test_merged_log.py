@@ -7,10 +7,11 @@ from tests.tui.support.logs import logs_of_four
 from tests.tui.support.recorded import CLOCK, NOW, run_view
 
 from trainctl.protocol import messages as m
+from trainctl.protocol.errors import TypedLineError
 from trainctl.protocol.record.log_format import write
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.state import merged_log as lt
-from trainctl.tui.state.filter_language import FilterError, parse
+from trainctl.tui.state.filter_language import parse
 from trainctl.tui.state.table_schemas import LOGS
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.styled_line import plain
@@ -134,7 +135,7 @@ def test_logs_are_searched_as_tables_are_filtered(typed: str, found: int, marked
     ("typed", "column", "says"), [("joined ~(", 9, "can't be read"), ("a /l.te/", 3, "~l.te"), ("level:bad", 7, "info")]
 )
 def test_a_search_that_is_none_is_named_with_its_column(typed: str, column: int, says: str) -> None:
-    with pytest.raises(FilterError, match=says) as raised:
+    with pytest.raises(TypedLineError, match=says) as raised:
         parse(typed, LOGS)
     assert raised.value.column == column
 

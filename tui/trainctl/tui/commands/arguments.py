@@ -1,5 +1,6 @@
 """Parsing of a typed command: its arguments, the whole `:` line in the grammar of `trainctl send`, and back."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import InvalidInputError, TypedLineError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.verb_arguments import completions
 from trainctl.tui.commands.checked_run_file import check_run_file
@@ -110,8 +111,32 @@ def spoken(order: Order) -> str:
     return verbs.written(order.verb, order.args, order.node)
 
 
+_CLOSED = re.compile(r"(?:[^'\"\\]|\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\")*")
+"""What stands before a quotation mark that nothing closes."""
+
+
 def parse(text: str) -> Order:
-    """Return `stop checkpoint=false --run RUN` as a command. Raises InvalidInputError naming what is wrong with it."""
+    """Return `stop checkpoint=false --run RUN` as a command. Raises TypedLineError with the column of what is wrong, or
+    of the end where something is missing."""
+    try:
+        return _order(text)
+    except InvalidInputError as error:
+        where = "" if error.where in ("command", "verb", *text.split()[:1]) else f"{error.where}: "
+        raise TypedLineError(_column(text, error), where + error.problem) from None
+
+
+def _column(text: str, error: InvalidInputError) -> int:
+    closed = _CLOSED.match(text)
+    if closed is not None and closed.end() < len(text):
+        return closed.end() + 1
+    for name in (*re.findall("'([^']+)'", error.problem)[:1], f"--{error.where}", error.where):
+        places = [match.end() for match in re.finditer(rf"(?<![^\s'\"=]){re.escape(name)}(?![^\s'\"=])", text)]
+        if places:
+            return places[-1] - len(name) + 1
+    return len(text) + 1
+
+
+def _order(text: str) -> Order:
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -13,6 +13,7 @@ from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Input
 
+from trainctl.protocol.errors import TypedLineError
 from trainctl.tui.commands.context import context_of
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state import filter_language, table_fields
@@ -86,7 +87,7 @@ class FilterBar(Vertical):
             return
         try:
             self.filter, self.problem = filter_language.parse(event.value, self.table), ""
-        except filter_language.FilterError as error:
+        except TypedLineError as error:
             self.problem = str(error)
         self.post_message(self.Changed())
 

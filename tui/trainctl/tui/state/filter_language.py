@@ -11,20 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.errors import TypedLineError
 from trainctl.tui.state.table_fields import OPERATORS, Table, Test, ValueProblem, pattern_of, test_of
 
 R = TypeVar("R")
 _DEEPEST = 40
 _MARKS = frozenset("<>=!:~")
-
-
-class FilterError(InvalidInputError):
-    """A fault of a filter, and in which column of it (from 1)."""
-
-    def __init__(self, column: int, problem: str) -> None:
-        super().__init__(f"column {column}", problem)
-        self.column = column
 
 
 def _never(_: object) -> bool:
@@ -97,7 +89,7 @@ class Filter(Generic[R]):
 
 
 def parse(text: str, table: Table[R]) -> Filter[R]:
-    """Raise FilterError naming the column and what would be right there."""
+    """Raise TypedLineError naming the column and what would be right there."""
     return Filter(text.strip(), _Parser(text, table).whole(), table)
 
 
@@ -198,7 +190,7 @@ class _Parser(Generic[R]):
         self._at += 1
         term = self._either()
         if not self._left:
-            raise FilterError(opened + 1, "this ( is not closed")
+            raise TypedLineError(opened + 1, "this ( is not closed")
         self._at += 1
         return term
 
@@ -212,11 +204,11 @@ class _Parser(Generic[R]):
             if self._left and self._text[self._at] == "!":
                 raise self._wrong("write ! only before =, as in state!=run; use not to exclude a term")
             if len(name) > 2 and name[0] == name[-1] == "/":
-                raise FilterError(start + 1, f"write the pattern as ~{name[1:-1]}, or the text as {name!r}")
+                raise TypedLineError(start + 1, f"write the pattern as ~{name[1:-1]}, or the text as {name!r}")
             return Word(name)
         if self._table.find(name) is None:
             said = f"{name!r} is not a field here" if name else f"a field is missing before {operator}"
-            raise FilterError(start + 1, f"{said}; one of {self._table.names}")
+            raise TypedLineError(start + 1, f"{said}; one of {self._table.names}")
         at_operator = self._at
         self._at += len(operator)
         return self._compare(name, operator, at_operator)
@@ -229,13 +221,13 @@ class _Parser(Generic[R]):
         try:
             return Compare(known.name, operator, value, test_of(known, operator, value))
         except ValueProblem as problem:
-            raise FilterError((at_operator if problem.at_operator else start) + 1, str(problem)) from None
+            raise TypedLineError((at_operator if problem.at_operator else start) + 1, str(problem)) from None
 
     def _checked_pattern(self, source: str, start: int) -> Test:
         try:
             pattern = pattern_of(source)
         except ValueProblem as problem:
-            raise FilterError(start + 1, str(problem)) from None
+            raise TypedLineError(start + 1, str(problem)) from None
         return lambda value: isinstance(value, str) and pattern.search(value) is not None
 
     def _read_field(self) -> str:
@@ -246,7 +238,9 @@ class _Parser(Generic[R]):
         words = max(compared, key=len, default="")
         whole = next((name for name in known if _MARKS & set(name) and text.split(None, 1)[:1] == [name]), "")
         if whole and not words:
-            raise FilterError(self._at + len(whole) + 1, f"a comparison is missing after {whole}, such as {whole}<100")
+            raise TypedLineError(
+                self._at + len(whole) + 1, f"a comparison is missing after {whole}, such as {whole}<100"
+            )
         self._at += len(words)
         return words
 
@@ -285,7 +279,7 @@ class _Parser(Generic[R]):
             made.append(self._text[self._at : self._at + 1])
             self._at += 1
         if not self._left:
-            raise FilterError(opened + 1, f"this {quote} is not closed")
+            raise TypedLineError(opened + 1, f"this {quote} is not closed")
         self._at += 1
         return "".join(made)
 
@@ -314,8 +308,8 @@ class _Parser(Generic[R]):
         self._skip()
         return True
 
-    def _wrong(self, problem: str) -> FilterError:
-        return FilterError(self._at + 1, problem)
+    def _wrong(self, problem: str) -> TypedLineError:
+        return TypedLineError(self._at + 1, problem)
 
 
 def _flat(terms: Sequence[Term], kind: type[And] | type[Or]) -> tuple[Term, ...]:
