@@ -33,6 +33,7 @@ from trainctl.protocol.errors import (
     VersionError,
 )
 from trainctl.protocol.messages import (
+    ACTIVE_RUN_STATES,
     FINAL_COMMAND_STATES,
     AgentReply,
     AttachRun,
@@ -131,6 +132,14 @@ def make_command(
     )
 
 
+def lead_address(seen: Snapshot) -> str | None:
+    """Return the address of an active run's lead, as another agent knows it; None if that can't reach it either."""
+    run = seen.run
+    if run is None or run.state not in ACTIVE_RUN_STATES:
+        return None
+    return next((peer.address for peer in seen.peers if peer.node == run.lead and peer.state != "silent"), None)
+
+
 class Client:
     """One agent, over one DEALER socket (and a SUB socket while attached). Belongs to one event loop."""
 
@@ -205,6 +214,14 @@ class Client:
     def at(self, address: str) -> "Client":
         """Return a client for the agent at another address that says and knows what this one does; not connected."""
         return type(self)(address, by=self.by, timeout_seconds=self.timeout_seconds, keys=self.keys)
+
+    @contextlib.asynccontextmanager
+    async def at_lead(self) -> AsyncGenerator["Client", None]:
+        """Yield a client of the agent that leads the active run: this one, or another for an agent that only hosts a
+        rank."""
+        elsewhere = lead_address(await self.ask(SnapshotRequest, 0))
+        async with contextlib.nullcontext(self) if elsewhere is None else self.at(elsewhere) as lead:
+            yield lead
 
     def _lead_of(self, reply: AgentReply) -> "Client | None":
         """Return a client for the lead that a refusal names instead of an answer."""

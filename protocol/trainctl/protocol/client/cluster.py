@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 import msgspec
 import zmq.asyncio
 
-from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection
+from trainctl.protocol.client.client import DEFAULT_TIMEOUT_SECONDS, Client, Connection, lead_address
 from trainctl.protocol.errors import START_ONE, InvalidInputError, NotConnectedError, TrainctlError, UnreachableError
 from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
@@ -214,14 +214,6 @@ def conducts(seen: Snapshot) -> bool:
     return run.state in ACTIVE_RUN_STATES and run.lead == seen.node.node
 
 
-def lead_address(seen: Snapshot) -> str | None:
-    """The address of the lead of an active run, as another agent knows it; None if that agent can't reach it either."""
-    run = seen.run
-    if run is None or run.state not in ACTIVE_RUN_STATES:
-        return None
-    return next((peer.address for peer in seen.peers if peer.node == run.lead and peer.state != "silent"), None)
-
-
 async def look(address: str, refused: list[TrainctlError] | None = None) -> Snapshot | None:
     """An agent's snapshot; None if it doesn't answer. Why, if there is something, is added to `refused`."""
     try:
@@ -233,14 +225,36 @@ async def look(address: str, refused: list[TrainctlError] | None = None) -> Snap
         return None
 
 
-async def find_lead(addresses: Sequence[str]) -> str:
-    """Return the address, of several agents', of the one that leads an active run, else of the first that answers.
-    Raises UnreachableError if none answers, and InvalidInputError if several runs are active."""
+async def find_agent(addresses: Sequence[str], run: str | None = None, *, leads: bool = True) -> str:
+    """Return the address, of several agents', of the one to ask: of a run the node that led it last if it answers, else
+    one that knows it. Without a run it is the lead of the active one, else the first that answers; without `leads` the
+    first that answers. A single address isn't asked. Raises UnreachableError if none answers, and InvalidInputError if
+    several runs are active."""
+    if len(addresses) == 1:
+        return addresses[0]
+    if run is not None:
+        knowing = dict(zip(addresses, await asyncio.gather(*(_knows(one, run) for one in addresses)), strict=True))
+        best = max(addresses, key=lambda address: knowing[address])
+        if knowing[best][0]:
+            return best
     found = await _answers(addresses)
-    leads = _leads(found)
-    if len(leads) > 1:
-        raise SeveralRunsError("RUN", f"several runs are active: {', '.join(sorted(leads))}; name one of them", leads)
-    return next(iter(leads.values()), None) or next(iter(found))
+    by_run = _leads(found) if leads else {}
+    if len(by_run) > 1:
+        named = f"several runs are active: {', '.join(sorted(by_run))}; name one of them"
+        problem = named if run is None else f"no agent knows {run}; active: {', '.join(by_run)}"
+        raise SeveralRunsError("RUN", problem, by_run)
+    return next(iter(by_run.values()), None) or next(iter(found))
+
+
+async def _knows(address: str, run: str) -> tuple[bool, bool]:
+    """Return whether the agent knows the run, and has led it."""
+    try:
+        async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
+            known = [row for row in (await client.ask(RunsRequest)).runs if row.run == run]
+            led = bool(known) and known[0].lead == (await client.ask(SnapshotRequest, 0)).node.node
+            return bool(known), led
+    except TrainctlError:
+        return False, False
 
 
 def _leads(found: Mapping[str, Snapshot]) -> dict[str, str]:
@@ -279,30 +293,6 @@ async def _answers(addresses: Sequence[str]) -> dict[str, Snapshot]:
     return found
 
 
-async def find_run(addresses: Sequence[str], run: str) -> str:
-    """The address, of several agents', of one that knows a run: of the node that led it last if it answers, else as
-    `find_lead`. Raises UnreachableError if none answers."""
-
-    async def knows(address: str) -> tuple[bool, bool]:
-        """Return whether the agent knows the run, and has led it."""
-        try:
-            async with Client(address, timeout_seconds=LOOK_SECONDS) as client:
-                found = [known for known in (await client.ask(RunsRequest)).runs if known.run == run]
-                led = bool(found) and found[0].lead == (await client.ask(SnapshotRequest, 0)).node.node
-                return bool(found), led
-        except TrainctlError:
-            return False, False
-
-    knowing = dict(zip(addresses, await asyncio.gather(*map(knows, addresses)), strict=True))
-    best = max(addresses, key=lambda address: knowing[address])
-    if knowing[best][0]:
-        return best
-    try:
-        return await find_lead(addresses)
-    except SeveralRunsError as several:
-        raise InvalidInputError("RUN", f"no agent knows {run}; active: {', '.join(several.leads)}") from None
-
-
 async def all_runs(addresses: Sequence[str]) -> tuple[RunSummary, ...]:
     """Return the runs that several agents know, newest first, each as its lead has it if that answers, with the space
     that it takes on all of them. Raises UnreachableError if none answers."""
@@ -321,11 +311,6 @@ async def all_runs(addresses: Sequence[str]) -> tuple[RunSummary, ...]:
     await asyncio.gather(*(ask(address, seen.node.node) for address, seen in answers.items()))
     rows = (msgspec.structs.replace(row, size_bytes=sizes[row.run]) for row in found.values())
     return tuple(sorted(rows, key=lambda row: row.started_at, reverse=True))
-
-
-async def find_any(addresses: Sequence[str]) -> str:
-    """Return the first address at which an agent answers soon. Raises UnreachableError if none does."""
-    return next(iter(await _answers(addresses)))
 
 
 def _nobody(addresses: Sequence[str], refused: list[TrainctlError]) -> TrainctlError:

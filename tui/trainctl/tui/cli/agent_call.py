@@ -38,17 +38,13 @@ def call(
     """Run `work` with a client connected to `address`. With `lead`, an agent that only hosts a rank is replaced by the
     active run's lead. The client's exceptions are passed on."""
     from trainctl.protocol.client.client import Client
-    from trainctl.protocol.client.cluster import lead_address
-
-    seconds = answer_seconds or ANSWER_SECONDS
 
     async def connected() -> T:
-        async with Client(address, timeout_seconds=seconds) as client:
-            elsewhere = lead_address(await client.ask(SnapshotRequest, 0)) if lead else None
-            if elsewhere is None:
+        async with Client(address, timeout_seconds=answer_seconds or ANSWER_SECONDS) as client:
+            if not lead:
                 return await work(client)
-        async with Client(elsewhere, timeout_seconds=seconds) as client:
-            return await work(client)
+            async with client.at_lead() as leading:
+                return await work(leading)
 
     return asyncio.run(connected())
 
@@ -68,14 +64,11 @@ def call_all(addresses: Mapping[str, str], work: "Callable[[Mapping[str, Client]
     return asyncio.run(connected())
 
 
-def find_lead(addresses: Sequence[str], run: str | None = None) -> str:
-    """Return the address of the agent that leads a run, by default the active one; a single address isn't asked.
-    Raises what `cluster.find_lead` and `find_run` raise."""
-    if len(addresses) == 1:
-        return addresses[0]
+def find_agent(addresses: Sequence[str], run: str | None = None, *, leads: bool = True) -> str:
+    """Return the address of the agent to ask, as `cluster.find_agent` does."""
     from trainctl.protocol.client import cluster
 
-    return asyncio.run(cluster.find_lead(addresses) if run is None else cluster.find_run(addresses, run))
+    return asyncio.run(cluster.find_agent(addresses, run, leads=leads))
 
 
 def all_runs(addresses: Sequence[str], seconds: float = ANSWER_SECONDS) -> tuple[RunSummary, ...]:
@@ -86,13 +79,6 @@ def all_runs(addresses: Sequence[str], seconds: float = ANSWER_SECONDS) -> tuple
     from trainctl.protocol.client import cluster
 
     return asyncio.run(cluster.all_runs(addresses))
-
-
-def find_any(addresses: Sequence[str]) -> str:
-    """Return the first address at which an agent answers soon. Raises UnreachableError if none does."""
-    from trainctl.protocol.client import cluster
-
-    return asyncio.run(cluster.find_any(addresses))
 
 
 async def settled_snapshot(client: "Client", run: str | None) -> Snapshot:

@@ -225,7 +225,7 @@ def _lead(at: "Where") -> str | None:
     if at.cluster is None:
         return None
     try:
-        address = agent_call.find_lead(at.addresses)
+        address = agent_call.find_agent(at.addresses)
     except TrainctlError:
         return None  # each node's own call says why
     return next((name for name in at.cluster.nodes if at.cluster.address_of(name) == address), None)

@@ -102,7 +102,7 @@ def audit(
     json: Json = False,
 ) -> int:
     """List the requests an agent refused, newest first. Operators only."""
-    address = agent_call.find_any(where(ctx, connect, cluster).addresses)
+    address = agent_call.find_agent(where(ctx, connect, cluster).addresses, leads=False)
     found = agent_call.call(address, lambda client: client.ask(AuditRequest, last))
     if json:
         output.emit_ok(refused=found.refused)

@@ -322,7 +322,7 @@ def _full_screen(at: targets.Where, *, read_only: bool, config: Path | None) -> 
 
     several = False
     try:
-        address = agent_call.find_lead(at.addresses)
+        address = agent_call.find_agent(at.addresses)
     except UnreachableError:
         address = at.addresses[0]  # the screen waits for it, and says so
     except SeveralRunsError as error:

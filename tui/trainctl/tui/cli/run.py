@@ -173,10 +173,10 @@ def _asked(at: targets.Where, args: dict[str, Any], node: str | None) -> str:
     """Return the address of the agent that is asked: one that knows the run which is resumed or branched off, else one
     of the nodes that will take part. Raises UnreachableError if none answers."""
     if known := args.get("resume") or (args.get("branch") and verbs.branch_point(args["branch"])[0]):
-        return agent_call.find_lead(at.addresses, known)
+        return agent_call.find_agent(at.addresses, known)
     wanted = [node] if node is not None else [*args["config"].get("nodes", ())]
     own = [at.cluster.address_of(name) for name in wanted if name in at.cluster.nodes] if at.cluster is not None else []
-    return agent_call.find_any(own) if own else agent_call.find_lead(at.addresses)
+    return agent_call.find_agent(own, leads=False) if own else agent_call.find_agent(at.addresses)
 
 
 async def _sent_and_told(client: Any, order: command.Order, seconds: float) -> CommandReply:

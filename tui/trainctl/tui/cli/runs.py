@@ -88,7 +88,7 @@ def at_agent(ctx: typer.Context, connect: str | None, cluster: Path | None, run:
     UnreachableError if no agent in the cluster answers, and InvalidInputError if it isn't clear which run is meant."""
     addresses = where(ctx, connect, cluster).addresses
     run = id_at(addresses, run)
-    return RunAt(agent_call.find_lead(addresses, run), run)
+    return RunAt(agent_call.find_agent(addresses, run), run)
 
 
 def id_at(addresses: Sequence[str], run: str | None) -> str | None:

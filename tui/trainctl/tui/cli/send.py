@@ -205,7 +205,7 @@ def _send(
     with agent_call.told(order, json=json):
         named = runs.with_ids(addresses, order.args) if order.verb == "start-run" else order.args
         order = replace(order, args=named, run=runs.id_at(addresses, order.run))
-        lead = agent_call.find_lead(addresses, order.run)
+        lead = agent_call.find_agent(addresses, order.run)
         if says_what_follows:
             _say_what_follows(lead, order)
         reply = agent_call.send(lead, order, wait, timeout)
@@ -236,7 +236,7 @@ def _say_what_follows(lead: str, order: command.Order) -> None:
 def _dry_run(addresses: Sequence[str], order: command.Order, *, json: bool) -> int:
     """Print what a command would do; exit as if it were refused if it would be."""
     order = replace(order, run=runs.id_at(addresses, order.run))
-    found = _asked(agent_call.find_lead(addresses, order.run), order)
+    found = _asked(agent_call.find_agent(addresses, order.run), order)
     fields = msgspec.to_builtins(found)
     names = (field for field in found.__struct_fields__ if field not in ("rid", "v"))
     text = f"{order.verb}: {'would be refused: ' if found.refused else ''}{forecast(found)}"
@@ -287,7 +287,7 @@ def profile(
     for text in (run, *(node or ())):
         arguments.check_text(text or "", "RUN" if text == run else "--node")
     run_id = runs.id_at(at.addresses, run)
-    lead = agent_call.find_lead(at.addresses, run_id)
+    lead = agent_call.find_agent(at.addresses, run_id)
     order = command.make_order("profile", {"steps": steps, "nodes": node or []}, run=run_id)
     with agent_call.told(order, json=json):
         events = (
@@ -379,7 +379,7 @@ def promote(
 def _own_agent(at: targets.Where, node: str) -> str:
     """Return the address of a node's agent. If it isn't at the one in the cluster file, the other agents are asked."""
     if at.cluster is None:
-        return agent_call.find_lead(at.addresses)
+        return agent_call.find_agent(at.addresses)
     own = at.cluster.address_of(node)
     others = [address for address in at.addresses if address != own]
-    return agent_call.find_any([own, *others])
+    return agent_call.find_agent([own, *others], leads=False)

@@ -107,19 +107,10 @@ async def _hand_over(client: "Client", order: Order) -> CommandReply:
     is_meant = seen.run is not None and order.run in (None, seen.run.run)
     if seen.run is not None and is_meant and (why := seen.run.why_not(order.verb)):
         raise RefusedError(f"{order.verb} rejected: {why}")
-    elsewhere = _receiver(seen, order)
-    if elsewhere is None:
-        return await client.send(order.verb, dict(order.args), wait="none", **order.options)
-    async with client.at(elsewhere) as other:
-        return await other.send(order.verb, dict(order.args), wait="none", **order.options)
-
-
-def _receiver(seen: Snapshot, order: Order) -> str | None:
-    from trainctl.protocol.client.cluster import lead_address
-
-    if verbs.VERBS[order.verb].to_node and order.node is not None:
-        return next((peer.address for peer in seen.peers if peer.node == order.node), None)
-    return lead_address(seen)
+    to_node = verbs.VERBS[order.verb].to_node and order.node is not None
+    peer = next((peer for peer in seen.peers if to_node and peer.node == order.node), None)
+    async with client.at_lead() if not to_node else client.at(peer.address if peer else client.address) as receiver:
+        return await receiver.send(order.verb, dict(order.args), wait="none", **order.options)
 
 
 def exit_code(reply: CommandReply) -> int:
