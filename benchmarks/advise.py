@@ -205,9 +205,7 @@ def _stop(cluster: Cluster) -> None:
 # ---------------------------------------------------------------- scoring
 
 
-def _score(
-    folder: Path, cluster: Cluster, case: Case, advice: dict[str, Any]
-) -> Iterator[tuple[str, float, float]]:  # fmt: skip
+def _score(folder: Path, cluster: Cluster, case: Case, advice: dict[str, Any]) -> Iterator[tuple[str, float, float]]:
     run = _checkpointed(folder, cluster, case)
     predicted = advice["scoring"]["rows_per_second"]
     text = next((folder / "data").rglob("*.txt")).read_text("utf-8", "replace")

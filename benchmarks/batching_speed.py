@@ -35,9 +35,18 @@ SAMPLES, GLOBAL_BATCH, MICRO_BATCH = 4000, 32, 8
 MEDIAN_TOKENS, SPREAD = 60, 0.8
 """Median and spread of the samples' lengths, which are log-normal, like those of instruction data."""
 PLAN = StepPlan(
-    run="bench", generation=Generation(1, 1), seq=1, kind="measure", step=1, plan_version=1, cursor=0,
-    global_batch=GLOBAL_BATCH, work=(), learning_rate=0.0, divisor=1024.0,
-)  # fmt: skip
+    run="bench",
+    generation=Generation(1, 1),
+    seq=1,
+    kind="measure",
+    step=1,
+    plan_version=1,
+    cursor=0,
+    global_batch=GLOBAL_BATCH,
+    work=(),
+    learning_rate=0.0,
+    divisor=1024.0,
+)
 
 
 def main() -> int:
@@ -120,14 +129,16 @@ class Side:
 
 def config(folder: Path, options: argparse.Namespace, packing: str) -> Any:
     data = {"path": str(folder / "samples.jsonl"), "kind": "samples", "sequence_length": options.sequence}
-    return run_file.parse({
-        "run": {"name": "bench", "steps": 1_000_000},
-        "model": {"path": str(folder / "model")},
-        "data": data | {"packing": packing, "held_out": 0.0},
-        "batch": {"global": GLOBAL_BATCH},
-        "optimizer": {"learning_rate": 1e-3},
-        "nodes": {"bench": {"backend": options.backend, "device": "cpu", "threads": options.threads}},
-    })  # fmt: skip
+    return run_file.parse(
+        {
+            "run": {"name": "bench", "steps": 1_000_000},
+            "model": {"path": str(folder / "model")},
+            "data": data | {"packing": packing, "held_out": 0.0},
+            "batch": {"global": GLOBAL_BATCH},
+            "optimizer": {"learning_rate": 1e-3},
+            "nodes": {"bench": {"backend": options.backend, "device": "cpu", "threads": options.threads}},
+        }
+    )
 
 
 def write_samples(path: Path, longest: int) -> None:

@@ -48,12 +48,16 @@ class BenchedRank:
         (folder / "text" / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 2000, "utf-8")
         paths = RunPaths(folder / "run-1")
         paths.directory.mkdir()
-        config = run_file.parse({
-            "run": {"name": "bench", "steps": 1000}, "model": {"path": str(folder / "model")},
-            "data": {"path": str(folder / "text"), "tokenizer": "bytes", "sequence_length": 64},
-            "batch": {"global": 4, "micro": 4}, "optimizer": {"learning_rate": 1e-3},
-            "nodes": {"here": {"backend": backend, "device": "cpu", "threads": 1}},
-        })  # fmt: skip
+        config = run_file.parse(
+            {
+                "run": {"name": "bench", "steps": 1000},
+                "model": {"path": str(folder / "model")},
+                "data": {"path": str(folder / "text"), "tokenizer": "bytes", "sequence_length": 64},
+                "batch": {"global": 4, "micro": 4},
+                "optimizer": {"learning_rate": 1e-3},
+                "nodes": {"here": {"backend": backend, "device": "cpu", "threads": 1}},
+            }
+        )
         self.dataset = open_dataset(config, paths.directory / "data", "run.toml")
         self.backend, self.progress = load(config, config.nodes["here"], "run.toml"), Progress()
         who = Identity("run-1", "here", 0)

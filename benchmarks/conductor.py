@@ -33,9 +33,12 @@ class Side:
         path = {"PYTHONPATH": str(package)} if package else {}
         worker = Path(__file__).parent / "lib" / "conductor_steps.py"
         self._process = subprocess.Popen(
-            [sys.executable, str(worker), str(ranks)], env=os.environ | path, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, str(worker), str(ranks)],
+            env=os.environ | path,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def milliseconds(self, steps: int) -> float:
         """Return the milliseconds of a step."""
@@ -84,9 +87,12 @@ def measure(ranks: int, options: argparse.Namespace, package: Path) -> dict:
             side.close()
     ratios = [now / before for now, before in zip(rounds["now"], rounds["before"], strict=True)]
     return {
-        "ranks": ranks, "bar": BARS[ranks], "now_ms": round(statistics.median(rounds["now"]), 4),
-        "before_ms": round(statistics.median(rounds["before"]), 4), **interval(ratios),
-    }  # fmt: skip
+        "ranks": ranks,
+        "bar": BARS[ranks],
+        "now_ms": round(statistics.median(rounds["now"]), 4),
+        "before_ms": round(statistics.median(rounds["before"]), 4),
+        **interval(ratios),
+    }
 
 
 if __name__ == "__main__":

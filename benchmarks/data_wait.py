@@ -81,14 +81,20 @@ def growing(folder: Path, steps: int) -> Shares:
 
 
 CASES: dict[str, Callable[[Path, int], Shares]] = {
-    "demo": demo, "rows": rows, "tokenizing": tokenizing, "growing": growing
-}  # fmt: skip
+    "demo": demo,
+    "rows": rows,
+    "tokenizing": tokenizing,
+    "growing": growing,
+}
 
 
 def trained(
-    folder: Path, steps: int, beside: Callable[[], contextlib.AbstractContextManager[None]],
-    size: int = ROWS_BYTES, **data: Any,
-) -> Shares:  # fmt: skip
+    folder: Path,
+    steps: int,
+    beside: Callable[[], contextlib.AbstractContextManager[None]],
+    size: int = ROWS_BYTES,
+    **data: Any,
+) -> Shares:
     """Return the shares of a rank on a JSONL file of `size` bytes, with `beside` going on while steps are measured."""
     demo_assets.make_model(folder / "model")
     demo_assets.make_text(folder / "data")

@@ -90,8 +90,9 @@ def make_model(folder: Path) -> int:
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<eos>", pad_token="<pad>")
     config = demo_assets.llama_config(**SHAPE, vocabulary=VOCABULARY) | {
-        "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id,
-    }  # fmt: skip
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     parameters = demo_assets.make_model(folder, config, seed=1)
     tokenizer.save_pretrained(folder)
     return parameters
@@ -99,8 +100,12 @@ def make_model(folder: Path) -> int:
 
 def make_rows(path: Path, count: int) -> None:
     """Pieces of the standard library's source: a prompt of a few lines, and the 1 to 24 lines that follow it."""
-    lines = [line for source in sorted(Path(os.__file__).parent.glob("*.py"))
-             for line in source.read_text("utf-8").splitlines() if line.strip()]  # fmt: skip
+    lines = [
+        line
+        for source in sorted(Path(os.__file__).parent.glob("*.py"))
+        for line in source.read_text("utf-8").splitlines()
+        if line.strip()
+    ]
     chance = random.Random(1)
     with path.open("w", encoding="utf-8") as file:
         for _ in range(count):
@@ -115,9 +120,13 @@ class Contender:
     def __init__(self, name: str, config: Path, threads: int) -> None:
         self.name, self.peak_bytes = name, 0
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER), name.split()[0], str(config)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        )  # fmt: skip
+            [sys.executable, str(WORKER), name.split()[0], str(config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+        )
 
     def answer(self) -> float:
         """Seconds of what was last asked for. Raises SystemExit with the worker's error if it has ended."""
@@ -162,11 +171,14 @@ def contenders(configs: dict[str, Path], threads: int) -> Iterator[list[Contende
 def measure(folder: Path, backend: str, adapter: str, options: argparse.Namespace) -> dict[str, Any]:
     steps = 8 + options.rounds * options.steps
     config = {
-        "run": {"name": "speed", "steps": steps}, "model": {"path": str(folder / "model")},
+        "run": {"name": "speed", "steps": steps},
+        "model": {"path": str(folder / "model")},
         "data": {"path": str(folder / "rows.jsonl"), "kind": "rows", "sequence_length": LENGTH, "held_out": 0.0},
-        "batch": {"global": options.batch, "micro": options.micro}, "optimizer": {"learning_rate": 1e-4},
-        "adapter": ADAPTERS[adapter], "nodes": {"here": {"backend": backend, "threads": options.threads}},
-    }  # fmt: skip
+        "batch": {"global": options.batch, "micro": options.micro},
+        "optimizer": {"learning_rate": 1e-4},
+        "adapter": ADAPTERS[adapter],
+        "nodes": {"here": {"backend": backend, "threads": options.threads}},
+    }
     peers = (QLORA_PEERS if adapter == "qlora" else PEERS)[backend]
     configs = {name: run_file_of(folder, name, adapter, config) for name in (backend, *peers)}
     tokens = tokens_of_steps(configs[backend])
@@ -179,8 +191,10 @@ def measure(folder: Path, backend: str, adapter: str, options: argparse.Namespac
         trained = trained_parameters(folder, adapter)
     first = 2  # steps that warm up
     per_round = [int(tokens[first + at * options.steps :][: options.steps].sum()) for at in range(options.rounds)]
-    rates = {name: [count / spent for count, spent in zip(per_round, values, strict=True)]
-             for name, values in seconds.items()}  # fmt: skip
+    rates = {
+        name: [count / spent for count, spent in zip(per_round, values, strict=True)]
+        for name, values in seconds.items()
+    }
     return judged(backend, adapter, peers, rates, peaks, trained, one_micro_batch=options.micro == options.batch)
 
 
@@ -197,9 +211,15 @@ def run_file_of(folder: Path, name: str, adapter: str, config: dict[str, Any]) -
 
 
 def judged(
-    backend: str, adapter: str, peers: Sequence[str], rates: dict[str, list[float]], peaks: dict[str, int],
-    trained: int, *, one_micro_batch: bool,
-) -> dict[str, Any]:  # fmt: skip
+    backend: str,
+    adapter: str,
+    peers: Sequence[str],
+    rates: dict[str, list[float]],
+    peaks: dict[str, int],
+    trained: int,
+    *,
+    one_micro_batch: bool,
+) -> dict[str, Any]:
     """Figures of one backend and adapter, and whether they meet the bars."""
     best = max(peers, key=lambda name: statistics.median(rates[name]))
     ratios = [one / other for one, other in zip(rates[backend], rates[best], strict=True)]
@@ -210,12 +230,18 @@ def judged(
     memory_passed = peaks[backend] <= MEMORY_BAR * leanest if one_micro_batch else more <= BYTES_PER_PARAMETER_BAR
     ratio, lower = statistics.median(ratios), float(np.percentile(medians, 5))
     return {
-        "backend": backend, "adapter": adapter,
+        "backend": backend,
+        "adapter": adapter,
         "tokens_per_second": {name: statistics.median(found) for name, found in rates.items()},
-        "peak_bytes": peaks, "best_peer": best, "rate_ratio": ratio, "rate_ratio_lower": lower,
-        "memory_ratio": peaks[backend] / leanest, "bytes_per_parameter_more": more, "trained_parameters": trained,
+        "peak_bytes": peaks,
+        "best_peer": best,
+        "rate_ratio": ratio,
+        "rate_ratio_lower": lower,
+        "memory_ratio": peaks[backend] / leanest,
+        "bytes_per_parameter_more": more,
+        "trained_parameters": trained,
         "passed": adapter == "qlora" or (ratio >= RATE_BAR and lower >= LOWER_RATE_BAR and memory_passed),
-    }  # fmt: skip
+    }
 
 
 def tokens_of_steps(path: Path) -> Any:

@@ -155,9 +155,14 @@ def formed(membership: Membership, n: int, endpoints: list[list[str]]) -> Reduce
     ends = tuple(tuple(one) for one in endpoints)
     generation = Generation(1, n)
     order = Form(
-        run="r", generation=generation, engine="ring", ranks=(0, 1), endpoints=ends, layout_digest="x",
+        run="r",
+        generation=generation,
+        engine="ring",
+        ranks=(0, 1),
+        endpoints=ends,
+        layout_digest="x",
         deadline_seconds=60.0,
-    )  # fmt: skip
+    )
     group = membership.form(order)
     assert isinstance(group, ReducerGroup)
     group.complete()

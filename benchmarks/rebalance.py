@@ -141,8 +141,9 @@ def compare(run: Run, title: str, rounds: int) -> dict[str, Any]:
     seconds = statistics.median(own for own, _ in pairs)
     print(
         f"{title:>10} {'/'.join(map(str, split.values())):>12} {'/'.join(map(str, best.values())):>12}"
-        f" {ratios['median']:>6.3f} {ratios['low']:>6.3f} {ratios['high']:>6.3f} {seconds / even:>6.3f}", flush=True,
-    )  # fmt: skip
+        f" {ratios['median']:>6.3f} {ratios['low']:>6.3f} {ratios['high']:>6.3f} {seconds / even:>6.3f}",
+        flush=True,
+    )
     return {"phase": title, "split": split, "best": best, "seconds": seconds, "even_seconds": even, **ratios}
 
 
@@ -152,8 +153,10 @@ def search(run: Run, start: Split) -> Split:
     while size:
         moved = [
             best | {giver: best[giver] - size, taker: best[taker] + size}
-            for giver in best for taker in best if giver != taker and best[giver] > size
-        ]  # fmt: skip
+            for giver in best
+            for taker in best
+            if giver != taker and best[giver] > size
+        ]
         timed = [(run.seconds(split, SEARCH_STEPS), tuple(split.items())) for split in moved]
         least, found = min(timed)
         if least < 0.99 * seconds:

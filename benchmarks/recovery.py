@@ -82,9 +82,12 @@ def summary(seconds: list[float], step_seconds: float) -> dict[str, Any]:
     """Return a summary of the seconds of each kill, beside the median step that was made undisturbed."""
     ordered = [round(value, 4) for value in sorted(seconds)]
     return {
-        "count": len(ordered), "step_seconds": round(step_seconds, 4), "median": statistics.median(ordered),
-        "p95": ordered[round(0.95 * (len(ordered) - 1))], "all": ordered,
-    }  # fmt: skip
+        "count": len(ordered),
+        "step_seconds": round(step_seconds, 4),
+        "median": statistics.median(ordered),
+        "p95": ordered[round(0.95 * (len(ordered) - 1))],
+        "all": ordered,
+    }
 
 
 # ---------------------------------------------------------------- trainctl
@@ -187,10 +190,20 @@ def lines(log: Path) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def elastic(folder: Path, restarts: int) -> Iterator[None]:
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(NODES)),
-        "--max-restarts", str(restarts + 2), "--monitor-interval", "0.1",
-        str(Path(__file__).with_name("lib") / "elastic_worker.py"), "--folder", str(folder),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(len(NODES)),
+        "--max-restarts",
+        str(restarts + 2),
+        "--monitor-interval",
+        "0.1",
+        str(Path(__file__).with_name("lib") / "elastic_worker.py"),
+        "--folder",
+        str(folder),
+    ]
     interface = "lo" if sys.platform == "linux" else "lo0"
     # In torchrun's own store the addresses of earlier workers stay, and new ones may try those until a restart is lost.
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

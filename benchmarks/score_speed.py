@@ -216,8 +216,9 @@ class Measurement:
 
     def _out_seconds(self) -> float:
         """From the victim's last answer before its death until its next worker had loaded."""
-        of_victim = [(at, next(node for node in view.nodes if node.node == VICTIM)) for at, view in self._seen[1:]
-                     if view.nodes]  # fmt: skip
+        of_victim = [
+            (at, next(node for node in view.nodes if node.node == VICTIM)) for at, view in self._seen[1:] if view.nodes
+        ]
         before = [(at, node.rows) for at, node in of_victim if at <= self._killed_at]
         answered = next(at for at, rows in before if rows == before[-1][1])
         out = next(at for at, node in of_victim if at > self._killed_at and node.state != "working")

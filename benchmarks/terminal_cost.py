@@ -191,9 +191,11 @@ def many(minutes: float) -> list[Bar]:
         growth = (settled(memory, took, 2 / 3, 1.0) - settled(memory, took, 0.1, 0.4)) / 1e6
         curve = ", ".join(f"{at / 60:.0f} min {size / 1e6:.1f}" for at, size in by_the_minute(memory))
         print(f"16 nodes, resident MB at: {curve}")
-        print(f"16 nodes: {len(waits)} keys, median {1e3 * statistics.median(waits):.0f} ms, "
-              f"worst {1e3 * max(waits):.0f} ms; CPU {100 * (terminal.cpu_seconds - cpu) / took:.1f} %, "
-              f"{(terminal.bytes_read - before) / took:,.0f} B/s")  # fmt: skip
+        print(
+            f"16 nodes: {len(waits)} keys, median {1e3 * statistics.median(waits):.0f} ms, "
+            f"worst {1e3 * max(waits):.0f} ms; CPU {100 * (terminal.cpu_seconds - cpu) / took:.1f} %, "
+            f"{(terminal.bytes_read - before) / took:,.0f} B/s"
+        )
         return [
             Bar("key to screen, 16 nodes, p95", 1e3 * percentile(waits, 0.95), 100, "ms"),
             Bar(f"memory's growth over {minutes:g} min", growth, 3.0, "MB"),

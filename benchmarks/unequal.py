@@ -72,10 +72,13 @@ def measure(folder: Path, options: argparse.Namespace, quota: Quota) -> dict[str
             shares = balance(cluster)
             rows = [one_round(options.steps, fast, slow, cluster, even) for _ in range(options.rounds)]
     return {
-        "bar": BAR, "quota_cores": options.quota, "shares": shares,
+        "bar": BAR,
+        "quota_cores": options.quota,
+        "shares": shares,
         "median_ratio": round(statistics.median(row["ratio"] for row in rows), 4),
-        "median_solo_ratio": round(statistics.median(row["solo_ratio"] for row in rows), 4), "rounds": rows,
-    }  # fmt: skip
+        "median_solo_ratio": round(statistics.median(row["solo_ratio"] for row in rows), 4),
+        "rounds": rows,
+    }
 
 
 def one_round(steps: int, fast: Ddp, slow: Ddp, cluster: Cluster, even: Ddp) -> dict[str, float]:
@@ -87,9 +90,15 @@ def one_round(steps: int, fast: Ddp, slow: Ddp, cluster: Cluster, even: Ddp) -> 
     at_once = both(steps, most, fast, slow)
     theirs = even.measure(few, GLOBAL_BATCH // 2, MICRO_BATCH)["tokens_per_second"]
     return {
-        "fast": solo_fast, "slow": solo_slow, "at_once": at_once, "ours": ours, "ddp": theirs,
-        "ratio": ours / at_once, "ddp_ratio": theirs / at_once, "solo_ratio": ours / (solo_fast + solo_slow),
-    }  # fmt: skip
+        "fast": solo_fast,
+        "slow": solo_slow,
+        "at_once": at_once,
+        "ours": ours,
+        "ddp": theirs,
+        "ratio": ours / at_once,
+        "ddp_ratio": theirs / at_once,
+        "solo_ratio": ours / (solo_fast + solo_slow),
+    }
 
 
 def both(steps: int, samples: int, fast: Ddp, slow: Ddp) -> float:

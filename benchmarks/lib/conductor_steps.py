@@ -89,27 +89,56 @@ class Bench:
 
 
 def config(ranks: int) -> Any:
-    return run_file.parse({
-        "run": {"name": RUN, "steps": STEPS}, "model": {"path": "/model"}, "data": {"path": "/data"},
-        "batch": {"global": 4 * ranks, "micro": 4}, "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
-        "checkpoint": {"at_end": False}, "group": {"first_shares": "even"},
-    })  # fmt: skip
+    return run_file.parse(
+        {
+            "run": {"name": RUN, "steps": STEPS},
+            "model": {"path": "/model"},
+            "data": {"path": "/data"},
+            "batch": {"global": 4 * ranks, "micro": 4},
+            "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
+            "checkpoint": {"at_end": False},
+            "group": {"first_shares": "even"},
+        }
+    )
 
 
 def ready(rank: int) -> Any:
     return Ready(
-        run=RUN, rank=rank, pid=1, backend="torch", device="cpu", parameters=1000, samples=1_000_000, held_out=0,
-        mean_weight=4.0, layout_digest="l", model_digest="m", data_digest="d", last_step=0, cursor=0, system="Linux",
+        run=RUN,
+        rank=rank,
+        pid=1,
+        backend="torch",
+        device="cpu",
+        parameters=1000,
+        samples=1_000_000,
+        held_out=0,
+        mean_weight=4.0,
+        layout_digest="l",
+        model_digest="m",
+        data_digest="d",
+        last_step=0,
+        cursor=0,
+        system="Linux",
         engines=("gloo", "ring"),
-    )  # fmt: skip
+    )
 
 
 def report(plan: Any, work: Any) -> Any:
     said = {
-        "run": RUN, "rank": work.rank, "generation": plan.generation, "seq": plan.seq, "kind": plan.kind,
-        "step": plan.step, "loss_sum": 2.0, "weight": 1.0, "own_weight": 1.0, "micro_batch": work.micro_batch,
-        "own_samples": sum(piece.count for piece in work.ranges), "phases": PHASES, "step_seconds": 0.5,
-    }  # fmt: skip
+        "run": RUN,
+        "rank": work.rank,
+        "generation": plan.generation,
+        "seq": plan.seq,
+        "kind": plan.kind,
+        "step": plan.step,
+        "loss_sum": 2.0,
+        "weight": 1.0,
+        "own_weight": 1.0,
+        "micro_batch": work.micro_batch,
+        "own_samples": sum(piece.count for piece in work.ranges),
+        "phases": PHASES,
+        "step_seconds": 0.5,
+    }
     if plan.kind == "probe":
         alike = {"family": "llama", "tokens_digest": "t", "lengths": (2, 1), "weight_norms": b"\0\0\x80\x3f"}
         return Probed(**said, **alike, log_probabilities=bytes(12))

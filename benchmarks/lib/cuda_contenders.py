@@ -80,13 +80,16 @@ class Work:
             "run": {"name": "speed", "steps": 100_000},
             "model": {"path": str(self.folder / "model"), "dtype": "bfloat16", "compile": compile_mode},
             "data": {
-                "path": str(self.folder / "samples.jsonl"), "kind": "samples", "sequence_length": self.length,
+                "path": str(self.folder / "samples.jsonl"),
+                "kind": "samples",
+                "sequence_length": self.length,
                 "held_out": 0.0,
             },
-            "batch": {"global": self.batch, "micro": self.micro}, "optimizer": {"learning_rate": RATE},
+            "batch": {"global": self.batch, "micro": self.micro},
+            "optimizer": {"learning_rate": RATE},
             "checkpoint": {"at_end": False},
             "nodes": {"here": {"backend": "torch", "device": self.device}},
-        }  # fmt: skip
+        }
 
     def model(self, dtype: torch.dtype) -> Any:
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(self.folder / "model", dtype=dtype)
@@ -122,10 +125,18 @@ class Ours:
         work, cursor = self._work, self._count * self._work.batch
         self._count += 1
         plan = StepPlan(
-            run="speed", generation=GENERATION, seq=self._count, kind="train", step=self._count, plan_version=1,
-            cursor=cursor, global_batch=work.batch, divisor=float(work.tokens_a_step), learning_rate=RATE,
+            run="speed",
+            generation=GENERATION,
+            seq=self._count,
+            kind="train",
+            step=self._count,
+            plan_version=1,
+            cursor=cursor,
+            global_batch=work.batch,
+            divisor=float(work.tokens_a_step),
+            learning_rate=RATE,
             work=(RankWork(0, (Range(cursor, work.batch),), work.micro),),
-        )  # fmt: skip
+        )
         report = train(self._rank, plan, time.perf_counter())
         self.values = report.values | {
             f"{name}_seconds": seconds for name, seconds in msgspec.structs.asdict(report.phases).items()
@@ -167,9 +178,13 @@ class Loop:
 
 
 BEST: dict[str, Any] = {
-    "torch_compile": True, "optim": "adamw_torch_fused", "dataloader_pin_memory": True, "dataloader_num_workers": 2,
-    "dataloader_persistent_workers": True, "logging_nan_inf_filter": False,
-}  # fmt: skip
+    "torch_compile": True,
+    "optim": "adamw_torch_fused",
+    "dataloader_pin_memory": True,
+    "dataloader_num_workers": 2,
+    "dataloader_persistent_workers": True,
+    "logging_nan_inf_filter": False,
+}
 """Options that make Trainer fast, beside `bf16`: the last one spares a wait for the device in each micro-batch."""
 
 
@@ -192,10 +207,19 @@ class Trainer:
         rows = [{"input_ids": row[:-1], "labels": row[:-1]} for row in torch.from_numpy(work.tokens)]
         precision = torch.backends.fp32_precision
         options = transformers.TrainingArguments(
-            output_dir=str(work.folder / "out"), report_to=[], bf16=True, max_steps=100_000, save_strategy="no",
-            per_device_train_batch_size=work.micro, gradient_accumulation_steps=PASSES, learning_rate=RATE,
-            logging_strategy="no", disable_tqdm=True, use_cpu=work.device == "cpu", **settings,
-        )  # fmt: skip
+            output_dir=str(work.folder / "out"),
+            report_to=[],
+            bf16=True,
+            max_steps=100_000,
+            save_strategy="no",
+            per_device_train_batch_size=work.micro,
+            gradient_accumulation_steps=PASSES,
+            learning_rate=RATE,
+            logging_strategy="no",
+            disable_tqdm=True,
+            use_cpu=work.device == "cpu",
+            **settings,
+        )
         # With `torch_compile` it allows TF32 to the whole process, for which the others would be compiled once more.
         # Its own products are in bfloat16.
         torch.backends.fp32_precision = precision
@@ -226,7 +250,10 @@ class Trainer:
 
 
 MAKERS: dict[str, Callable[[Work], Any]] = {
-    "ours": lambda work: Ours(work, compiled=False), "compiled ours": lambda work: Ours(work, compiled=True),
-    "loop": lambda work: Loop(work, compiled=False), "compiled loop": lambda work: Loop(work, compiled=True),
-    "Trainer": Trainer, "best Trainer": lambda work: Trainer(work, **BEST),
-}  # fmt: skip
+    "ours": lambda work: Ours(work, compiled=False),
+    "compiled ours": lambda work: Ours(work, compiled=True),
+    "loop": lambda work: Loop(work, compiled=False),
+    "compiled loop": lambda work: Loop(work, compiled=True),
+    "Trainer": Trainer,
+    "best Trainer": lambda work: Trainer(work, **BEST),
+}

@@ -54,8 +54,11 @@ class Turns:
 def resident() -> dict[str, int]:
     """Bytes resident now (VmRSS) and at most so far (VmHWM)."""
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)
-            if name in ("VmRSS", "VmHWM")}  # fmt: skip
+    return {
+        name: int(rest.split()[0]) * 1024
+        for name, _, rest in (line.partition(":") for line in lines)
+        if name in ("VmRSS", "VmHWM")
+    }
 
 
 def main() -> None:
@@ -99,10 +102,18 @@ def ours(config: Any, dataset: Dataset, status: Path) -> None:
     for step in range(1, config.run.steps + 1):
         cursor = (step - 1) * batch
         plan = StepPlan(
-            run=who.run, generation=GENERATION, seq=step, kind="train", step=step, plan_version=1, cursor=cursor,
-            global_batch=batch, divisor=batch * dataset.mean_weight, learning_rate=RATE,
+            run=who.run,
+            generation=GENERATION,
+            seq=step,
+            kind="train",
+            step=step,
+            plan_version=1,
+            cursor=cursor,
+            global_batch=batch,
+            divisor=batch * dataset.mean_weight,
+            learning_rate=RATE,
             work=(RankWork(0, (Range(cursor, batch),), config.batch.micro),),
-        )  # fmt: skip
+        )
         train(rank, plan, time.perf_counter())
         turns.step_done()
 
@@ -158,22 +169,33 @@ def transformers_trainer(config: Any, dataset: Dataset, trl: bool) -> None:
     turns = Turns()
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32, **packing)
     options: dict[str, Any] = {
-        "output_dir": str(Path(config.model.path).parent / f"out-{os.getpid()}"), "report_to": [], "use_cpu": True,
-        "max_steps": config.run.steps, "per_device_train_batch_size": config.batch.micro, "bf16": False,
-        "gradient_accumulation_steps": config.batch.global_ // config.batch.micro, "learning_rate": RATE,
-        "lr_scheduler_type": "constant", "max_grad_norm": 1.0, "save_strategy": "no", "logging_strategy": "no",
-        "disable_tqdm": True, "dataloader_pin_memory": False, "gradient_checkpointing": False,
+        "output_dir": str(Path(config.model.path).parent / f"out-{os.getpid()}"),
+        "report_to": [],
+        "use_cpu": True,
+        "max_steps": config.run.steps,
+        "per_device_train_batch_size": config.batch.micro,
+        "bf16": False,
+        "gradient_accumulation_steps": config.batch.global_ // config.batch.micro,
+        "learning_rate": RATE,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 1.0,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "gradient_checkpointing": False,
         "remove_unused_columns": False,
-    }  # fmt: skip
+    }
 
     class Callback(transformers.TrainerCallback):
         def on_step_end(self, *arguments: Any, **options: Any) -> None:
             turns.step_done()
 
     common = {
-        "train_dataset": data, "callbacks": [Callback()],
+        "train_dataset": data,
+        "callbacks": [Callback()],
         "data_collator": transformers.DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100),
-    }  # fmt: skip
+    }
     kind: Any = SFTTrainer if trl else transformers.Trainer
 
     class Ordered(kind):  # type: ignore[misc]
@@ -205,9 +227,10 @@ def mlx_lm(config: Any, dataset: Dataset) -> None:
     if config.adapter.kind != "full":
         model.freeze()
         linear_to_lora_layers(
-            model, len(model.layers),
+            model,
+            len(model.layers),
             {"rank": config.adapter.rank, "scale": config.adapter.alpha / config.adapter.rank, "dropout": 0.0},
-        )  # fmt: skip
+        )
     micro = config.batch.micro
 
     def batches(**options: Any) -> Iterator[Any]:
@@ -233,12 +256,20 @@ def mlx_lm(config: Any, dataset: Dataset) -> None:
     mx.disable_compile()  # on a CPU a compiler would run for each new shape
     per_step = config.batch.global_ // micro
     train(
-        model, optim.AdamW(RATE), train_dataset=[], iterate_batches=batches, training_callback=Silent(),
+        model,
+        optim.AdamW(RATE),
+        train_dataset=[],
+        iterate_batches=batches,
+        training_callback=Silent(),
         args=TrainingArgs(
-            batch_size=micro, iters=config.run.steps * per_step, steps_per_report=10**6, steps_per_save=10**6,
-            grad_accumulation_steps=per_step, adapter_file=str(Path(config.model.path).parent / "adapters.safetensors"),
+            batch_size=micro,
+            iters=config.run.steps * per_step,
+            steps_per_report=10**6,
+            steps_per_save=10**6,
+            grad_accumulation_steps=per_step,
+            adapter_file=str(Path(config.model.path).parent / "adapters.safetensors"),
         ),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -81,11 +81,23 @@ def _view(paths: RunPaths, steps: int) -> RunView:
         for part in parts
     )
     return RunView(
-        run=paths.directory.name, name="long", state="finished", lead=parts[0].node, engine="gloo",
-        generation=last.generation, step=steps, steps=steps, plan_version=1, global_batch=last.global_batch,
-        samples=86_282, cursor=last.cursor, learning_rate=1e-3, ranks=ranks, directory=str(paths.directory),
+        run=paths.directory.name,
+        name="long",
+        state="finished",
+        lead=parts[0].node,
+        engine="gloo",
+        generation=last.generation,
+        step=steps,
+        steps=steps,
+        plan_version=1,
+        global_batch=last.global_batch,
+        samples=86_282,
+        cursor=last.cursor,
+        learning_rate=1e-3,
+        ranks=ranks,
+        directory=str(paths.directory),
         started_at=last.committed_at - steps * STEP_SECONDS,
-    )  # fmt: skip
+    )
 
 
 def simulated_steps(folder: Path, ranks: int) -> list[Step]:
@@ -128,10 +140,15 @@ def _write(connection: sqlite3.Connection, simulated: list[Step], done: int, ste
         at = began_at + step * STEP_SECONDS
         loss = committed.loss * (1.2 - 0.2 * (step // BLOCK * BLOCK) / steps)
         made = msgspec.structs.replace(
-            committed, step=step, committed_at=at, cursor=step * committed.global_batch,
-            tokens_total=step * committed.weight, weight_total=step * committed.weight,
-            seconds_total=step * committed.step_seconds, loss=loss,
-        )  # fmt: skip
+            committed,
+            step=step,
+            committed_at=at,
+            cursor=step * committed.global_batch,
+            tokens_total=step * committed.weight,
+            weight_total=step * committed.weight,
+            seconds_total=step * committed.step_seconds,
+            loss=loss,
+        )
         row = writes._step_row(made)
         connection.execute(writes._insertion("steps", row), row)
         for part in parts:
@@ -148,11 +165,14 @@ def _copy(connection: sqlite3.Connection, span: dict[str, int]) -> None:
     buckets = {"bucket": "bucket + :shift / bucket_steps"}
     buckets |= {name: f"{name} * {fallen}" for name in ("minimum", "maximum", "mean", "last")}
     step = {
-        "step": "step + :shift", "committed_at": later.format("committed_at"),
+        "step": "step + :shift",
+        "committed_at": later.format("committed_at"),
         "loss": f"loss * {_fall('step')}",
-        "cursor": "cursor + :shift * global_batch", "tokens_total": "tokens_total + :shift * tokens",
-        "weight_total": "weight_total + :shift * weight", "seconds_total": "seconds_total + :shift * step_seconds",
-    }  # fmt: skip
+        "cursor": "cursor + :shift * global_batch",
+        "tokens_total": "tokens_total + :shift * tokens",
+        "weight_total": "weight_total + :shift * weight",
+        "seconds_total": "seconds_total + :shift * step_seconds",
+    }
     within = "WHERE step BETWEEN :first AND :last"
     connection.execute("BEGIN")
     _again(connection, "steps", step, within, span)

@@ -197,10 +197,12 @@ class Ddp:
         self._workers = [
             subprocess.Popen(
                 [*command, "--rank", str(rank), "--folder", str(folder)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for rank in range(world)
-        ]  # fmt: skip
+        ]
         for worker in self._workers:
             self._hear(worker)
 

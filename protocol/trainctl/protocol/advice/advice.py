@@ -240,16 +240,23 @@ def advise(facts: AdviceFacts, checks: tuple[Check, ...] = ()) -> Advice:
     sync = in_step[0] if in_step else None
     rates = {plan.nodes[0]: plan.samples_per_second or 0.0 for plan in plans if plan.mode == "alone" and plan.can_run}
     return Advice(
-        answer=answer, independent=independent, plans=tuple(plans), batch_sizes=tuple(_batch_sizes(facts, sync)),
-        what_ifs=what_ifs(facts, sync, answer), model_sizes=size_ranges(facts.nodes, rates),
-        reference=reference_of(facts), scoring=scoring_rate(facts), checklist=checks,
+        answer=answer,
+        independent=independent,
+        plans=tuple(plans),
+        batch_sizes=tuple(_batch_sizes(facts, sync)),
+        what_ifs=what_ifs(facts, sync, answer),
+        model_sizes=size_ranges(facts.nodes, rates),
+        reference=reference_of(facts),
+        scoring=scoring_rate(facts),
+        checklist=checks,
         variables=variables_for({platform_of(node.system, node.device) for node in facts.nodes}),
         needs=tuple(_needs(facts, plans, sync)),
         unknown={
             plan.nodes[0]: why_unknown(facts.node(plan.nodes[0]), facts.run)
-            for plan in plans if plan.mode == "alone" and plan.source == "unknown"
+            for plan in plans
+            if plan.mode == "alone" and plan.source == "unknown"
         },
-    )  # fmt: skip
+    )
 
 
 def _plans(facts: AdviceFacts) -> Iterator[Plan]:

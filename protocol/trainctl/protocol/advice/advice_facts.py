@@ -118,11 +118,19 @@ def described_node(node: NodeFacts, settings: SimulatedNode, given: DeviceProfil
     problem = no_such_device(settings.device) if settings.device else ""
     cap = None if settings.memory_gb is None else int(settings.memory_gb * 1e9)
     return msgspec.structs.replace(
-        node, profiles=() if profile is None else (profile,), other_profile=given, device=device, cores=None,
-        machine=f"simulated {node.name}", backend=settings.backend, cap_bytes=node.cap_bytes if cap is None else cap,
-        memory=memory, watts=known.watts if known is not None else None, described=DESCRIBED,
+        node,
+        profiles=() if profile is None else (profile,),
+        other_profile=given,
+        device=device,
+        cores=None,
+        machine=f"simulated {node.name}",
+        backend=settings.backend,
+        cap_bytes=node.cap_bytes if cap is None else cap,
+        memory=memory,
+        watts=known.watts if known is not None else None,
+        described=DESCRIBED,
         problem=problem if profile is None and known is None else "",
-    )  # fmt: skip
+    )
 
 
 def described_link(settings: SimulatedNode, given: DeviceProfile | None, lead: str) -> LinkRate:
@@ -154,9 +162,14 @@ def described_profile(settings: SimulatedNode, memory: MemoryModel | None) -> De
     if not passes:
         return None
     key = ProfileKey(
-        device="simulated", model_digest="none", sequence_length=1, dtype="none", backend=settings.backend,
-        backend_version="none", trainctl_version="none",
-    )  # fmt: skip
+        device="simulated",
+        model_digest="none",
+        sequence_length=1,
+        dtype="none",
+        backend=settings.backend,
+        backend_version="none",
+        trainctl_version="none",
+    )
     peaks = {micro: None if memory is None else int(memory.peak(micro)) for micro, _ in passes}
     measured = tuple(Pass(micro, seconds, peaks[micro]) for micro, seconds in passes)
     return DeviceProfile(key=key, created_at=0.0, passes=measured, optimizer_seconds=settings.step_seconds or None)

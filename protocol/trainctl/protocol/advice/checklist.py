@@ -50,10 +50,17 @@ def checklist(
     """Return the checks of a run. `statistics`: of its data, None if they aren't on this machine; `caches`: where
     tokens are kept."""
     return (
-        _precision(config, facts), _compile(config, facts), _attention(family), _checkpointing(config, facts),
-        _packing(config, facts, statistics), _tokens(caches), _lengths(config, facts, statistics),
-        *_preset(config, facts), *_micro_batches(facts), *_unusual(config, facts, statistics),
-    )  # fmt: skip
+        _precision(config, facts),
+        _compile(config, facts),
+        _attention(family),
+        _checkpointing(config, facts),
+        _packing(config, facts, statistics),
+        _tokens(caches),
+        _lengths(config, facts, statistics),
+        *_preset(config, facts),
+        *_micro_batches(facts),
+        *_unusual(config, facts, statistics),
+    )
 
 
 def _set(facts: AdviceFacts, *settings: str) -> str:

@@ -80,14 +80,24 @@ def plan_of(
     speeds = {name: speed._replace(micro=micro[name]) for name, speed in speeds.items()}
     if len(speeds) < len(names):
         return Plan(
-            nodes=tuple(names), mode=mode, source="unknown", memory=memory, shared_memory=shared,
+            nodes=tuple(names),
+            mode=mode,
+            source="unknown",
+            memory=memory,
+            shared_memory=shared,
             notes=_unknown(facts, names, speeds),
-        )  # fmt: skip
+        )
     source: Source = "estimated" if any(speed.source == "estimated" for speed in speeds.values()) else "measured"
     base = Plan(
-        nodes=tuple(names), mode=mode, source=source, memory=memory, shared_memory=shared, micro=micro,
-        notes=_notes(speeds), smaller={name: size for name, size in micro.items() if size < wanted[name]},
-    )  # fmt: skip
+        nodes=tuple(names),
+        mode=mode,
+        source=source,
+        memory=memory,
+        shared_memory=shared,
+        micro=micro,
+        notes=_notes(speeds),
+        smaller={name: size for name, size in micro.items() if size < wanted[name]},
+    )
     if mode == "sync":
         return _in_step(facts, base, speeds, batch, link or link_of(facts, names))
     seconds = {name: speed.seconds(batch) for name, speed in speeds.items()}
@@ -142,10 +152,15 @@ def _in_step(facts: AdviceFacts, base: Plan, speeds: Mapping[str, NodeSpeed], ba
     step = slowest(shares, costs)
     apart = sum(batch / speed.seconds(batch) for speed in speeds.values())
     plan = msgspec.structs.replace(
-        base, step_seconds=step, sum_seconds=added, sent_bytes=sent_bytes(run.gradient_bytes, len(names)),
-        link=link.name, link_measured=link.measured, efficiency=batch / step / apart,
+        base,
+        step_seconds=step,
+        sum_seconds=added,
+        sent_bytes=sent_bytes(run.gradient_bytes, len(names)),
+        link=link.name,
+        link_measured=link.measured,
+        efficiency=batch / step / apart,
         shares={name: shares[rank] for rank, name in enumerate(names)},
-    )  # fmt: skip
+    )
     return _timed(facts, plan, batch / step, ERRORS[base.source if link.measured else "estimated"])
 
 
@@ -163,11 +178,16 @@ def _timed(facts: AdviceFacts, plan: Plan, rate: float, error: float) -> Plan:
     prices = [node.price_per_hour for node in nodes if node.price_per_hour is not None]
     watts = [node.watts for node in nodes if node.watts is not None]
     return msgspec.structs.replace(
-        plan, samples_per_second=rate, tokens_per_second=rate * run.tokens_per_sample, best_seconds=left.best,
-        expected_seconds=left.expected, worst_seconds=left.worst, cost=sum(prices) * hours if prices else None,
+        plan,
+        samples_per_second=rate,
+        tokens_per_second=rate * run.tokens_per_sample,
+        best_seconds=left.best,
+        expected_seconds=left.expected,
+        worst_seconds=left.worst,
+        cost=sum(prices) * hours if prices else None,
         unpriced=tuple(node.name for node in nodes if node.price_per_hour is None),
         energy_kwh=sum(watts) * left.expected / JOULES_PER_KWH if len(watts) == len(nodes) else None,
-    )  # fmt: skip
+    )
 
 
 def time_of(facts: AdviceFacts, step_seconds: float, error: float, names: Sequence[str]) -> TimeLeft:

@@ -73,9 +73,13 @@ def figures(cost: RunCost, at: float, seconds_left: float | None, samples: int |
     spent = spent_by(cost, at)
     to_end = cost.per_hour * seconds_left / HOUR_SECONDS if seconds_left is not None else None
     return CostFigures(
-        currency=cost.currency, spent=spent, per_hour=cost.per_hour, to_end=to_end,
-        per_1000=1000 * spent / samples if samples else None, unpriced=cost.unpriced,
-    )  # fmt: skip
+        currency=cost.currency,
+        spent=spent,
+        per_hour=cost.per_hour,
+        to_end=to_end,
+        per_1000=1000 * spent / samples if samples else None,
+        unpriced=cost.unpriced,
+    )
 
 
 def ended(cost: RunCost, at: float) -> RunCost:

@@ -98,9 +98,13 @@ def percentiles(lengths: "NDArray[np.int64]") -> dict[str, int]:
 
 
 def padding(
-    lengths: "NDArray[np.int64]", micro_batch: int, micro_tokens: int = 0, used: "NDArray[np.int64] | None" = None, *,
+    lengths: "NDArray[np.int64]",
+    micro_batch: int,
+    micro_tokens: int = 0,
+    used: "NDArray[np.int64] | None" = None,
+    *,
     are_apart: bool = False,
-) -> float:  # fmt: skip
+) -> float:
     """The fraction of positions that are padding if samples of these lengths, in this order, are processed
     `micro_batch` at a time, each padded to the longest beside it. With `micro_tokens`, the first of a micro-batch,
     which is its longest, says how many fit into it. `used`: [N, sequences] positions of each sample's sequences that

@@ -49,10 +49,16 @@ def _finding(s: Situation, one: _Verdict, said: Sequence[_Verdict]) -> Finding:
     found = one.of
     assert isinstance(found, Found)
     return Finding(
-        cause=one.rule.cause, title=found.title, severity=found.severity, node=found.node, rank=found.rank,
-        evidence=found.evidence, ruled_out=tuple(_ruled_out(one, said)), what_if=found.what_if,
+        cause=one.rule.cause,
+        title=found.title,
+        severity=found.severity,
+        node=found.node,
+        rank=found.rank,
+        evidence=found.evidence,
+        ruled_out=tuple(_ruled_out(one, said)),
+        what_if=found.what_if,
         remedies=tuple(_remedies(s, found, one.rule.ladder)),
-    )  # fmt: skip
+    )
 
 
 def _ruled_out(one: _Verdict, said: Iterable[_Verdict]) -> Iterator[str]:

@@ -71,9 +71,13 @@ def config_of(paths: RunPaths) -> RunFile | None:
 
 
 def facts_of_record(
-    reader: RecordReader, config: RunFile | None = None, *, live: LiveFacts | None = None, at: float | None = None,
+    reader: RecordReader,
+    config: RunFile | None = None,
+    *,
+    live: LiveFacts | None = None,
+    at: float | None = None,
     last_step: int | None = None,
-) -> DiagnosisFacts:  # fmt: skip
+) -> DiagnosisFacts:
     """The newest facts, or those up to `last_step`. `live`: what the run's agent adds, with `at`, the present time.
     Raises InvalidInputError if the record cannot be read."""
     newest = reader.last_step()
@@ -87,13 +91,20 @@ def facts_of_record(
     events = _events(reader, until)
     readings = _readings(reader, live, until)
     return DiagnosisFacts(
-        at=at if at is not None else _last_time(steps, events), is_live=live is not None, view=view, config=config,
-        steps=steps, parts=reader.parts_between(steps[0].step, last) if steps else (), readings=readings,
-        events=events, alerts=live.alerts if live is not None else (),
-        profiles=live.profiles if live is not None else {}, checkpoint_step=_checkpoint(events),
+        at=at if at is not None else _last_time(steps, events),
+        is_live=live is not None,
+        view=view,
+        config=config,
+        steps=steps,
+        parts=reader.parts_between(steps[0].step, last) if steps else (),
+        readings=readings,
+        events=events,
+        alerts=live.alerts if live is not None else (),
+        profiles=live.profiles if live is not None else {},
+        checkpoint_step=_checkpoint(events),
         step_age_seconds=live.step_age_seconds if live is not None else None,
         doing=live.doing if live is not None else "train",
-    )  # fmt: skip
+    )
 
 
 def _steps_read(ranks: int) -> int:

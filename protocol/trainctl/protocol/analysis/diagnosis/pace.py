@@ -45,9 +45,14 @@ class Pace:
         phases = {name: middle([getattr(part.phases, name) for part in parts]) for name in PHASES}
         last = parts[-1]
         return cls(
-            last.node, last.samples, last.micro_batch or 0, phases, trimmed([part.phases.data for part in parts]),
-            middle([part.phases.busy for part in parts]), middle([part.step_seconds for part in parts]),
-        )  # fmt: skip
+            last.node,
+            last.samples,
+            last.micro_batch or 0,
+            phases,
+            trimmed([part.phases.data for part in parts]),
+            middle([part.phases.busy for part in parts]),
+            middle([part.step_seconds for part in parts]),
+        )
 
 
 def trimmed(values: Sequence[float]) -> float:

@@ -121,8 +121,13 @@ def swap(s: Situation, node: str) -> Iterator[Verdict]:
         evidence = [f"{megabytes(moved)}/s swapped in and out"]
         evidence += [f"{megabytes(used)} of swap in use"] if used else []
         evidence += [line for line in (_pressure(s, node, "memory"), impact(s, node)) if line]
-        yield Found(f"{node} swaps", tuple(evidence), node, what_if=without_slowdown(s, node, f"swapping on {node}"),
-                    values={"node": node, "smaller": _smaller(s, node)})  # fmt: skip
+        yield Found(
+            f"{node} swaps",
+            tuple(evidence),
+            node,
+            what_if=without_slowdown(s, node, f"swapping on {node}"),
+            values={"node": node, "smaller": _smaller(s, node)},
+        )
 
 
 def _pressure(s: Situation, node: str, what: str) -> str:
@@ -183,8 +188,13 @@ def slow_disk(s: Situation, node: str) -> Iterator[Verdict]:
     part = percent(late[rank] / s.step_seconds)
     said.append(f"{s.label(rank)} waits {seconds(late[rank])} for data in a step, {part} of it")
     usual = {one: max(late[one] - _usual_data(s, one), 0.0) for one in late}
-    yield Found(f"{node}'s disk is slow", tuple(said), node, what_if=s.without(usual, f"{node}'s waits for its disk"),
-                values={"node": node, "prefetch": more_prefetch(s)})  # fmt: skip
+    yield Found(
+        f"{node}'s disk is slow",
+        tuple(said),
+        node,
+        what_if=s.without(usual, f"{node}'s waits for its disk"),
+        values={"node": node, "prefetch": more_prefetch(s)},
+    )
 
 
 def more_prefetch(s: Situation) -> int | None:
@@ -285,10 +295,14 @@ def gpu_shared(s: Situation) -> Iterator[Verdict]:
         lines = tuple(_who(one) for one in others)
         more = (impact(s, its.node),) if impact(s, its.node) else ()
         yield Found(
-            f"{s.label(rank)} shares its GPU with other programs", (*lines, *more), its.node, rank,
+            f"{s.label(rank)} shares its GPU with other programs",
+            (*lines, *more),
+            its.node,
+            rank,
             without_slowdown(s, its.node, f"other programs on {its.node}'s GPU"),
-            "warning" if more else "info", {"node": its.node},
-        )  # fmt: skip
+            "warning" if more else "info",
+            {"node": its.node},
+        )
 
 
 def _who(process: GpuProcess) -> str:

@@ -56,8 +56,14 @@ def late_data(s: Situation) -> Iterator[Verdict]:
     settings = (f"prefetch {data.prefetch}, {data.workers} worker{'s'[: data.workers - 1]}",) if data else ()
     workers = min(2 * data.workers, MOST_WORKERS) if data and data.workers < MOST_WORKERS else None
     values = {"node": s.node(worst), "prefetch": more_prefetch(s), "workers": workers}
-    yield Found(f"{s.label(worst)} waits for data", (*lines, *settings), s.node(worst) if len(late) == 1 else "",
-                worst if len(late) == 1 else None, what_if, values=values)  # fmt: skip
+    yield Found(
+        f"{s.label(worst)} waits for data",
+        (*lines, *settings),
+        s.node(worst) if len(late) == 1 else "",
+        worst if len(late) == 1 else None,
+        what_if,
+        values=values,
+    )
 
 
 # ---------------------------------------------------------------- the sum of gradients

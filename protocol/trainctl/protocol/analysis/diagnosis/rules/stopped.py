@@ -43,9 +43,13 @@ def _hung(s: Situation, first: str) -> Found:
     where = {"rank": rank.rank, "node": rank.node} if rank else {"rank": views[0].rank if views else 0}
     doing = (f"{s.facts.doing} is in progress",) if s.facts.doing != "train" else ()
     return Found(
-        f"the run makes no progress{who}", (first, *doing, *states), rank.node if rank else "",
-        rank.rank if rank else None, severity="error", values=where,
-    )  # fmt: skip
+        f"the run makes no progress{who}",
+        (first, *doing, *states),
+        rank.node if rank else "",
+        rank.rank if rank else None,
+        severity="error",
+        values=where,
+    )
 
 
 def _hung_at_end(s: Situation) -> Verdict:
@@ -89,8 +93,13 @@ def _died(s: Situation, events: Sequence[Event]) -> Found:
     is_given_up = isinstance(newest, RankChanged)
     values = {"node": nodes[0] if nodes else None, "smaller": micro // 2 if micro > 1 and not is_given_up else None}
     who = nodes[0] if nodes else "a rank"
-    return Found(f"{who} ran out of memory", tuple(event.text for event in events[-3:]), nodes[0] if nodes else "",
-                 severity="error", values=values)  # fmt: skip
+    return Found(
+        f"{who} ran out of memory",
+        tuple(event.text for event in events[-3:]),
+        nodes[0] if nodes else "",
+        severity="error",
+        values=values,
+    )
 
 
 def _is_recent(event: Event, steps: set[int]) -> bool:
@@ -102,8 +111,14 @@ def _short_of_memory(s: Situation, part: RankStep, evidence: tuple[str, ...]) ->
     held = (f"peak {megabytes(peak)} of {megabytes(cap)}",) if peak and cap else ()
     smaller = max(micro // 2, 1) if micro and micro > 1 else None
     values = {"node": part.node, "smaller": smaller, "rank": part.rank}
-    return Found(f"{s.label(part.rank)} runs out of memory", (*evidence, *held), part.node, part.rank,
-                 severity="error", values=values)  # fmt: skip
+    return Found(
+        f"{s.label(part.rank)} runs out of memory",
+        (*evidence, *held),
+        part.node,
+        part.rank,
+        severity="error",
+        values=values,
+    )
 
 
 def not_finite(s: Situation) -> Iterator[Verdict]:

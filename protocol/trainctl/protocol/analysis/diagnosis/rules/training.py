@@ -187,8 +187,14 @@ def below_calibration(s: Situation) -> Iterator[Verdict]:
         passes = its.phases["forward"] + its.phases["backward"]
         said = f"forward and backward take {seconds(passes)}, {seconds(passes * speed)} when calibrated"
         what_if = s.without({rank: passes * (1 - speed)}, f"{s.label(rank)}'s slowdown since its calibration")
-        yield Found(f"{s.label(rank)} is {percent(slower)} slower than calibrated", (said,), its.node, rank, what_if,
-                    values={"node": its.node})  # fmt: skip
+        yield Found(
+            f"{s.label(rank)} is {percent(slower)} slower than calibrated",
+            (said,),
+            its.node,
+            rank,
+            what_if,
+            values={"node": its.node},
+        )
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -214,8 +220,12 @@ def long_checkpoint(s: Situation) -> Iterator[Verdict]:
     spread = each / interval
     what = f"with checkpoints a step takes {seconds(s.step_seconds + spread)}, without {seconds(s.step_seconds)}"
     wanted = max(interval + 1, round(each / s.step_seconds * (1 / CHECKPOINT_PART - 1)) + 1)
-    yield Found("checkpoints take long", (said, *rate),
-                what_if=WhatIf(s.step_seconds + spread, s.step_seconds, what), values={"every": wanted})  # fmt: skip
+    yield Found(
+        "checkpoints take long",
+        (said, *rate),
+        what_if=WhatIf(s.step_seconds + spread, s.step_seconds, what),
+        values={"every": wanted},
+    )
 
 
 def _interval(s: Situation, steps: Sequence[int]) -> int:
@@ -244,5 +254,11 @@ def low_use(s: Situation) -> Iterator[Verdict]:
             said = ", ".join(f"{name} {seconds(its.phases[name])}" for name in longest)
             lines = (f"used {median(used):.0f} % of the time", f"the longest phases of its step: {said}")
             double = 2 * its.micro if 0 < 2 * its.micro <= its.samples else None
-            yield Found(f"{s.label(rank)}'s GPU is often idle", lines, its.node, rank, severity="info",
-                        values={"node": its.node, "double": double})  # fmt: skip
+            yield Found(
+                f"{s.label(rank)}'s GPU is often idle",
+                lines,
+                its.node,
+                rank,
+                severity="info",
+                values={"node": its.node, "double": double},
+            )
