@@ -6,10 +6,8 @@
 - A function has at most six parameters that are passed by position; commands of typer may have more.
 """
 
-import argparse
 import ast
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +18,6 @@ ROOMS: Final = ("protocol", "node_agent", "trainer", "tui", "tools", "benchmarks
 OPENINGS: Final = frozenset({"Of", "What", "Whether", "That", "Which", "How"})
 UNFORMATTED: Final = "# fmt: " + "skip"
 MAX_POSITIONAL: Final = 6
-ALLOWED: Final[dict[tuple[str, str], int]] = {
-    ("benchmarks", "format"): 42,
-    ("protocol", "format"): 27,
-}
-"""The most offences of a rule in a room. They only become fewer: lower a number when the tool says so."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +28,6 @@ class Offence:
     path: Path
     line: int
     text: str
-
-    @property
-    def room(self) -> str:
-        return self.path.relative_to(ROOT).parts[0]
 
     def __str__(self) -> str:
         return f"{self.path.relative_to(ROOT)}:{self.line}: {self.rule}: {self.text}"
@@ -80,22 +69,11 @@ def _positional(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def main() -> int:
-    """Print the offences of rooms that have more than allowed; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.house_rules")
-    parser.add_argument("--all", action="store_true", help="print the allowed ones too")
-    show_all = parser.parse_args().all
+    """Print all offences; return the exit status."""
     seen = [offence for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")) for offence in offences(path)]
-    counts = Counter((offence.room, offence.rule) for offence in seen)
-    above = {key for key, count in counts.items() if count > ALLOWED.get(key, 0)}
     for offence in seen:
-        if show_all or (offence.room, offence.rule) in above:
-            print(offence)
-    for room, rule in sorted(above):
-        print(f"{room}: {counts[room, rule]} of {rule}; {ALLOWED.get((room, rule), 0)} are allowed", file=sys.stderr)
-    for (room, rule), most in sorted(ALLOWED.items()):
-        if counts[room, rule] < most:
-            print(f"{room}: only {counts[room, rule]} of {rule} are left: lower ALLOWED", file=sys.stderr)
-    return 1 if above else 0
+        print(offence)
+    return 1 if seen else 0
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ SHORT: Final = 0.5
 
 @dataclass(frozen=True)
 class RankSettings:
-    """What a rank does by its settings, as it is planned or as it runs. None or empty: not known."""
+    """The settings by which a rank works, as it is planned or as it runs. None or empty: not known."""
 
     has_narrower: bool | None = None  # its device computes in a narrower type
     products: float | None = None  # times as many matrix products per second in the narrower type

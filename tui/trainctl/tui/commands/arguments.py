@@ -112,7 +112,7 @@ def spoken(order: Order) -> str:
 
 
 _CLOSED = re.compile(r"(?:[^'\"\\]|\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\")*")
-"""What stands before a quotation mark that nothing closes."""
+"""The text before a quotation mark that nothing closes."""
 
 
 def parse(text: str) -> Order:
