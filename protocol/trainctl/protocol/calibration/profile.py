@@ -6,7 +6,6 @@ Passes are a forward and a backward pass of one micro-batch, timed together. Rat
 import contextlib
 import hashlib
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -215,6 +214,8 @@ def _newer(config: RunFile, table: NodeTable) -> tuple[tuple[str, object, object
 
 
 def _installed(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # with email and zipfile: not for each client
+
     try:
         return version(package)
     except PackageNotFoundError:

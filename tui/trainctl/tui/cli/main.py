@@ -7,7 +7,6 @@ import errno
 import functools
 import gc
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -275,7 +274,7 @@ def root(
     if all_commands:
         raise InvalidInputError("--all", "applies only to --help")
     if version:
-        output.say(_versions() if verbose else f"trainctl {importlib.metadata.version('trainctl')}")
+        output.say(_versions(verbose))
         raise typer.Exit
     if verbose:
         raise InvalidInputError("--verbose", "applies only to --version")
@@ -296,7 +295,11 @@ def attach(
     return _full_screen(where(ctx, connect, cluster), read_only=read_only, config=config)
 
 
-def _versions() -> str:
+def _versions(verbose: bool) -> str:
+    if not verbose:
+        from importlib.metadata import version  # with email and zipfile: not for other commands
+
+        return f"trainctl {version('trainctl')}"
     from trainctl.tui.setup import installed  # what it reads of the machine takes half a second to load
 
     return installed.versions()
