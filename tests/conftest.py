@@ -1,4 +1,5 @@
-"""What holds for every test: a leaked process or thread fails it; with --fail-on-skip a skipped test does too."""
+"""Fixtures and options for every test: a leaked process or thread fails it; with --fail-on-skip a skipped test does
+too."""
 
 import gc
 import os
@@ -28,7 +29,7 @@ MARK = "TRAINCTL_TEST_SESSION"
 """Every process that a test starts inherits this variable, however it detaches itself."""
 GRACE_SECONDS = 5.0
 LOOK_SECONDS = 5.0
-"""How often it is looked whether a test has taken too long."""
+"""Seconds between two looks whether a test has taken too long."""
 SOAK_SECONDS = 900
 """Timeout of a test in the soak, if it has none of its own."""
 gc.disable()  # in workers until tests are collected: what is imported stays, and a third of the time went to it
@@ -104,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def needed(item: pytest.Item) -> set[str]:
-    """What a test needs of the machine, as its marks `needs` say."""
+    """Return what a test needs of the machine, as its marks `needs` say."""
     return {what for mark in item.iter_markers("needs") for what in mark.args}
 
 
@@ -122,7 +123,7 @@ def our_processes(but: set[int]) -> dict[int, str]:
 
 
 def is_ours(process: psutil.Process) -> bool:
-    """Whether it lives and is of this session. Raises psutil.Error."""
+    """Return whether it lives and is of this session. Raises psutil.Error."""
     return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == os.environ[MARK]
 
 
@@ -146,7 +147,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def _has_processes(item: pytest.Item) -> bool:
-    """Whether a test has started processes, or uses those that its folder's tests share."""
+    """Return whether a test has started processes, or uses those that its folder's tests share."""
     in_folder = item.path.is_relative_to(ROOT / "tests" / "integration")
     return in_folder or _faults_of_children() != item.stash[_reaped] or bool(our_processes(item.stash[_before][0]))
 

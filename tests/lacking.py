@@ -1,4 +1,4 @@
-"""What some tests need of the machine beside Python, and whether it is there."""
+"""Things that some tests need of the machine beside Python, and whether they are there."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def find(program: str) -> str | None:
 
 
 def _has_namespaces() -> bool:
-    """Whether a network namespace can be made: it takes root and iproute2."""
+    """Return whether a network namespace can be made: it takes root and iproute2."""
     if shutil.which("ip") is None or os.geteuid() != 0:
         return False
     name = f"tc{os.getpid()}-try"
@@ -40,12 +40,12 @@ def memory_groups() -> Path:
 
 
 def _has_cgroups() -> bool:
-    """Whether a control group can be made whose memory is limited: it takes root."""
+    """Return whether a control group can be made whose memory is limited: it takes root."""
     return _makes_group(memory_groups(), "memory.max", "memory.limit_in_bytes")
 
 
 def _makes_group(folder: Path, *settings: str) -> bool:
-    """Whether a control group can be made that has one of these settings."""
+    """Return whether a control group can be made that has one of these settings."""
     group = folder / f"tc{os.getpid()}-try"
     try:
         group.mkdir()
@@ -63,7 +63,7 @@ def cpu_groups() -> Path:
 
 
 def _has_cpu_quota() -> bool:
-    """Whether a control group can be made with a CPU quota: it takes root."""
+    """Return whether a control group can be made with a CPU quota: it takes root."""
     return _makes_group(cpu_groups(), "cpu.max", "cpu.cfs_quota_us")
 
 
@@ -84,7 +84,7 @@ def disk_of(folder: Path) -> str:
 
 
 def _has_disk_limit() -> bool:
-    """Whether a control group can be made that limits reads from the disk of temporary files: it takes root."""
+    """Return whether a control group can be made that limits reads from the disk of temporary files: it takes root."""
     limits = _makes_group(disk_groups(), "io.max", "blkio.throttle.read_bps_device")
     return limits and bool(disk_of(Path(tempfile.gettempdir())))
 
@@ -113,20 +113,20 @@ def _has_user_services() -> bool:
 
 
 def _has_cuda_compiler() -> bool:
-    """What torch.compile needs for an NVIDIA GPU, beside one."""
+    """Return what torch.compile needs for an NVIDIA GPU, beside one."""
     from trainctl.protocol.machine.facts import lacking
 
     return not lacking("cuda")
 
 
 def _has_compiler() -> bool:
-    """What torch.compile needs on a CPU."""
+    """Return what torch.compile needs on a CPU."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     return shutil.which("g++") is not None and header.is_file()
 
 
 def _has_chromium() -> bool:
-    """Whether it starts: a package that was installed in part lacks libraries."""
+    """Return whether it starts: a package that was installed in part lacks libraries."""
     if shutil.which("chromium") is None:
         return False
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -136,7 +136,7 @@ def _has_chromium() -> bool:
 
 
 def _has_loop_devices() -> bool:
-    """Whether a file can be a disk: it takes root and a free loop device."""
+    """Return whether a file can be a disk: it takes root and a free loop device."""
     if not _as_root("losetup", "mkfs.ext4", "mount", "umount"):
         return False
     return subprocess.run(["losetup", "--find"], capture_output=True, timeout=10, check=False).returncode == 0
@@ -153,7 +153,7 @@ def _as_root(*programs: str) -> bool:
 
 
 class Need(NamedTuple):
-    """What a mark `needs` names: whether it is there, and the programs that belong to it."""
+    """A thing that a mark `needs` names: whether it is there, and the programs that belong to it."""
 
     is_there: Callable[[], object]
     programs: tuple[str, ...] = ()
@@ -209,7 +209,7 @@ PACKAGES = {
 
 @cache
 def lacks(what: str) -> bool:
-    """Whether this machine has no `what`, one of the names above."""
+    """Return whether this machine has no `what`, one of the names above."""
     return not NEEDS[what].is_there()
 
 

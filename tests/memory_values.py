@@ -1,4 +1,4 @@
-"""What a report says of memory, by the metrics' names."""
+"""Values that a report has of memory, by the metrics' names."""
 
 from trainctl.protocol import messages as m
 

@@ -16,7 +16,7 @@ FOLDERS = {"hardware": "all", "integration": "all"}
 
 
 class Scale(NamedTuple):
-    """How often something is tried in each tier."""
+    """The number of times that something is tried in each tier."""
 
     test: int
     all: int

@@ -1,4 +1,4 @@
-"""How long tests wait: by how far a thing has come and by how busy the machine is, not by the clock alone."""
+"""Waiting in tests: by how far a thing has come and by how busy the machine is, not by the clock alone."""
 
 import contextlib
 import functools
@@ -17,12 +17,13 @@ HANG_SECONDS = 600.0
 """For calls that take one number: after so long whatever is waited for hangs, however busy the machine is."""
 PATIENT_MILLISECONDS = int(1000 * HANG_SECONDS)
 MOST_RESTARTS = 10
-"""What gets on for so many times its patience and never comes to be isn't waited for any longer."""
+"""A thing that gets on for so many times its patience and never comes to be isn't waited for any longer."""
 
 
 def slowness() -> float:
-    """How many processes want each core, 1 while there are cores to spare: by so much is everything slower. The mean of
-    the last minute, or the number now if that is larger: when a suite begins, the mean is still that of a quiet one."""
+    """Return how many processes want each core, 1 while there are cores to spare: by so much is everything slower. The
+    mean of the last minute, or the number now if that is larger: when a suite begins, the mean is still that of a quiet
+    one."""
     return max(1.0, max(os.getloadavg()[0], runnable()) / cores())
 
 
@@ -34,7 +35,7 @@ def cores() -> float:
 
 
 def runnable() -> float:
-    """How many processes want a core at this moment; 0 where the system doesn't say."""
+    """Return how many processes want a core at this moment; 0 where the system doesn't say."""
     with contextlib.suppress(OSError):
         return float(Path("/proc/loadavg").read_text("ascii").split()[3].partition("/")[0])
     return 0.0
@@ -61,8 +62,8 @@ class Patience:
 def until(
     condition: Callable[[], Any], seconds: float = 60.0, what: str = "it", progress: Callable[[], Any] = lambda: None
 ) -> Any:
-    """What `condition` gives once it is true. Fails after so many seconds without progress. What doesn't come soon is
-    asked for less often, for asking takes CPU from what is waited for."""
+    """Return what `condition` gives once it is true. Fails after so many seconds without progress. What doesn't come
+    soon is asked for less often, for asking takes CPU from what is waited for."""
     begun, patience = time.monotonic(), Patience(seconds)
     while not (found := condition()):
         seen = progress()

@@ -1,6 +1,7 @@
-"""`python -m tools.house_rules`: rules of style that no other linter has, over product, tools and benchmarks.
+"""`python -m tools.house_rules`: rules of style that no other linter has, over product, tools, benchmarks and, for
+docstrings, tests.
 
-- A docstring begins with a verb or a noun, not with "Of", "What", "Whether", "That", "Which" or "How".
+- A docstring begins with a verb or a noun, not with "Of", "What", "Whether", "That", "Which", "How" or "The same".
 - A module is imported under its name, not as one letter.
 - Nothing is kept from the formatter by a comment.
 - A function has at most six parameters that are passed by position; commands of typer may have more.
@@ -43,7 +44,7 @@ def offences(path: Path) -> Iterator[Offence]:
         match node:
             case ast.Expr(value=ast.Constant(value=str() as text)):
                 word = text.split(maxsplit=1)[0].rstrip(",:") if text.strip() else ""
-                if word in OPENINGS:
+                if word in OPENINGS or text.startswith("The same "):
                     yield Offence("docstring", path, node.lineno, f"begins with {word!r}, not with a verb or a noun")
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 for name in names:
@@ -71,6 +72,8 @@ def _positional(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def main() -> int:
     """Print all offences; return the exit status."""
     seen = [offence for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")) for offence in offences(path)]
+    of_tests = (offence for path in sorted((ROOT / "tests").rglob("*.py")) for offence in offences(path))
+    seen += [offence for offence in of_tests if offence.rule == "docstring"]
     for offence in seen:
         print(offence)
     return 1 if seen else 0

@@ -1,4 +1,4 @@
-"""What is loaded and touched: nothing that only others need, and Textual's private parts in one folder."""
+"""Tests of what is loaded and touched: nothing that only others need, and Textual's private parts in one folder."""
 
 import ast
 import importlib
@@ -83,7 +83,7 @@ MODULES = sorted(
     if not found.name.startswith(HOME) and not found.name.endswith("__main__")
 )
 MADE_BY_TEXTUAL = frozenset(kind for base in (Widget, Provider) for kind in vars(type("Plain", (base,), {})))
-"""What Python and Textual write into every subclass by themselves."""
+"""Names that Python and Textual write into every subclass by themselves."""
 
 
 def private(name: str) -> bool:
@@ -107,7 +107,7 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def of_textual(kind: type[Any], name: str) -> bool:
-    """Whether the Textual classes that a class inherits from have it, or set it on their objects."""
+    """Return whether the Textual classes that a class inherits from have it, or set it on their objects."""
     bases = [base for base in kind.__mro__ if base.__module__.startswith("textual.")]
     return any(name in vars(base) or guard._sets(base, name) for base in bases)
 

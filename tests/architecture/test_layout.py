@@ -60,7 +60,7 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 
 
 def test_a_module_that_a_text_names_is_there() -> None:
-    """What is started with `python -m`, which no check of imports sees."""
+    """Modules that are started with `python -m`, which no check of imports sees."""
     named = {
         node.value
         for tree in trees().values()
@@ -105,7 +105,7 @@ def test_no_file_name_is_twice_among_siblings() -> None:
 
 
 def test_no_public_class_name_is_twice_in_a_room() -> None:
-    """Of those that a module has; a widget's own messages are named with it, as Textual does."""
+    """Only classes of modules count; a widget's own messages are named with it, as Textual does."""
     for room in ROOMS:
         own = [name for name in modules() if name.split(".")[1] == room]
         classes = [node.name for name in own for node in trees()[name].body if isinstance(node, ast.ClassDef)]

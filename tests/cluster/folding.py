@@ -1,4 +1,4 @@
-"""What the commands that plans carry come to, folded one by one beside the agent, and whether each plan is that."""
+"""The effects of the commands that plans carry, folded one by one beside the agent, and whether each plan is that."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ class State:
 
     @classmethod
     def of_start(cls, config: dict[str, Any]) -> Self:
-        """Of a run over all nodes, with even shares where none are given."""
+        """Return the state of a run over all nodes, with even shares where none are given."""
         total, tables = config["batch"]["global"], config["nodes"]
         given = {node: tables[node].get("share", total // len(tables)) for node in NODES}
         micro = {node: tables[node].get("micro", config["batch"]["micro"]) for node in NODES}
@@ -93,7 +93,7 @@ class State:
         self._deal({NODES[rank]: count for rank, count in apportion(wanted, of_live).items()})
 
     def _set_shares(self, edit: Applied) -> None:
-        """What the ledger says came of it, which must start from here and be what was asked for."""
+        """Take over the shares that the ledger says came of it; they must start from here and be what was asked for."""
         before, after = _counts(edit.before), _counts(edit.after)
         assert before == {node: self.shares[node] for node in before}, edit
         assert set(before) == set(after) == {*self.live, *([edit.node] if edit.verb == "admit" else [])}, edit
@@ -115,7 +115,7 @@ class State:
             self._deal(losses.popleft())
 
     def check(self, plan: m.StepPlan) -> None:
-        """Whether the plan of a whole batch is just this."""
+        """Check that the plan of a whole batch is just this."""
         work = {NODES[one.rank]: one for one in plan.work}
         assert list(work) == self.live, plan
         assert {node: _count(one) for node, one in work.items()} == {node: self.shares[node] for node in work}, plan
@@ -150,7 +150,7 @@ def check_edits(cluster: Nodes, run: str, config: dict[str, Any]) -> Counter[int
 
 
 def _rule(plan: m.StepPlan) -> tuple[Any, ...]:
-    """What a half-done batch is finished by, as it was begun."""
+    """Return what a half-done batch is finished by, as it was begun."""
     return plan.commands, plan.learning_rate, plan.global_batch, plan.divisor, plan.cursor
 
 
@@ -185,8 +185,8 @@ def lost_and_back(cluster: Nodes, run: str) -> "deque[dict[str, int]]":
 
 
 def check_steps(cluster: Nodes, run: str, first: int, last: int) -> None:
-    """Whether every rank did every step as its plan has it, each position once: by the lead's journal and rows, and the
-    followers' journals."""
+    """Check that every rank did every step as its plan has it, each position once: by the lead's journal and rows, and
+    the followers' journals."""
     plans = {plan.step: plan for plan in plans_of(cluster.run_paths(NODES[0], run)) if plan.kind == "train"}
     seen = {node: {plan.step: plan for plan in plans_of(cluster.run_paths(node, run)) if plan.kind == "train"}
             for node in NODES[1:]}  # fmt: skip

@@ -47,7 +47,7 @@ class Greeter:
 
 
 def claim(context: zmq.Context, address: str, name: str, view: m.RunView) -> m.PeerConsent:
-    """What an agent says to a node of this name which claims the run in the next term, and is gone at once."""
+    """Return what an agent says to a node of this name which claims the run in the next term, and is gone at once."""
     claimant = Greeter(context, address, name * 3)
     claimant.say(m.PeerHello(link=claimant.link, lead=name, address="tcp://127.0.0.1:9"))
     claimant.hear(m.PeerWelcome)

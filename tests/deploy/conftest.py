@@ -1,4 +1,4 @@
-"""What several tests of the deployment share: this checkout's programs, and images that are built once."""
+"""Fixtures that tests of the deployment share: this checkout's programs, and images that are built once."""
 
 import os
 import sys

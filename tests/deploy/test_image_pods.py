@@ -104,7 +104,7 @@ class Group:
         until(lambda: self.containers.ask(name, *probe).returncode == 0, 120, name, lambda: self.containers.said(name))
 
     def said(self, name: str) -> dict[str, Any]:
-        """What a pod's agent answers; empty if it doesn't."""
+        """Return what a pod's agent answers; empty if it doesn't."""
         done = self.containers.ask(name, "sh", "-c", STATUS)
         found: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
         return found
@@ -136,7 +136,7 @@ class Group:
         return {rank["node"]: rank["state"] for rank in self.view(name).get("ranks", ())}
 
     def record(self, name: str) -> RecordReader:
-        """Of the newest run, in a pod that runs."""
+        """Return the record of the newest run, in a pod that runs."""
         (run,) = (self._folder / name / "state" / "state" / name / "runs").iterdir()
         return RecordReader(RunPaths(run))
 

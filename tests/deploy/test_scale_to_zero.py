@@ -28,7 +28,7 @@ esac
 
 
 def polls(folder: Path, answers: Mapping[str, Sequence[str]]) -> int:
-    """How often each agent was asked until the script ended."""
+    """Return how often each agent was asked until the script ended."""
     nodes = "".join(f'[nodes.{name}]\naddress = "tcp://{name}:7474"\n' for name in answers)
     (folder / "cluster.toml").write_text(nodes, "utf-8")
     (folder / "trainctl").write_text(FAKE, "utf-8")

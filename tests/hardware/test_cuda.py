@@ -121,7 +121,7 @@ def test_a_micro_batch_that_does_not_fit_is_run_in_halves(new_rig):
 
 
 LIBRARY_BYTES = 140e6
-"""Of cuBLAS's workspace, the second gradient of tied embeddings and the activations of 16 tokens."""
+"""Bytes of cuBLAS's workspace, the second gradient of tied embeddings and the activations of 16 tokens."""
 BYTES = {("float32", "adamw"): 20, ("bfloat16", "adamw"): 20}
 
 
@@ -188,7 +188,7 @@ TRIED = [
 ]
 """Graphs aren't recorded with adapters."""
 PADDED = {"4x20": 20, "3x17": 20, "2x9": 10, "1x8": 10, "1x20": 20}
-"""Of RAGGED: the lengths that rows get where CUDA graphs are recorded."""
+"""For RAGGED, the lengths that rows get where CUDA graphs are recorded."""
 
 
 @pytest.mark.needs("cuda", "cuda-compiler")

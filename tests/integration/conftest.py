@@ -25,7 +25,7 @@ from trainctl.protocol.machine import shim
 from trainctl.protocol.record.paths import RunPaths
 
 EXIT_SECONDS = 10.0
-"""How long a trainer that was asked to leave may take over it."""
+"""Seconds that a trainer that was asked to leave may take over it."""
 
 
 class AgentProcess:
@@ -129,7 +129,8 @@ class AgentProcess:
             assert status == 0, said
 
     def _end(self) -> tuple[int, str]:
-        """How the agent ends now, or has ended by itself, and then what it said; 0 for one that a test has ended."""
+        """Return how the agent ends now, or has ended by itself, and then what it said; 0 for one that a test has
+        ended."""
         process = self.process
         if process is None or process.stderr is None or process.stderr.closed:
             return 0, ""
@@ -179,7 +180,8 @@ def live(lasting_run: AgentProcess) -> Iterator[AgentProcess]:
 
 
 def keep_processes() -> None:
-    """What runs now outlives this test: a run that tests share, and the reducers it has made meanwhile."""
+    """Let the processes that run now outlive this test: a run that tests share, and the reducers it has made
+    meanwhile."""
     SHARED_PIDS.update(our_processes(set()))
 
 

@@ -56,7 +56,7 @@ class Asker:
 
 
 def state_of(agent: AgentProcess, id: str) -> str | None:
-    """Of a command, by the agent's book."""
+    """Return the state of a command, by the agent's book."""
     book = open_for_reading(agent.directory / "agent.db")
     try:
         row = book.execute("SELECT state FROM commands WHERE id = ?", (id,)).fetchone()
@@ -88,7 +88,8 @@ def planned_steps(agent: AgentProcess, newest: int = -1) -> dict[str, set[int]]:
 
 
 def is_carried(agent: AgentProcess, id: str) -> bool:
-    """Whether the run's settings have taken a command up, which are kept just before the plan that carries it."""
+    """Return whether the run's settings have taken a command up, which are kept just before the plan that carries
+    it."""
     record = open_for_reading(agent.run_paths(agent.lasting).record)
     try:
         (kept,) = record.execute("SELECT value FROM meta WHERE key = ?", (DURABLE_KEY,)).fetchone()
@@ -98,7 +99,7 @@ def is_carried(agent: AgentProcess, id: str) -> bool:
 
 
 def last_step(agent: AgentProcess) -> int:
-    """That the record holds."""
+    """Return the last step that the record holds."""
     record = open_for_reading(agent.run_paths(agent.lasting).record)
     try:
         return int(record.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0])
@@ -107,7 +108,8 @@ def last_step(agent: AgentProcess) -> int:
 
 
 def struck(agent: AgentProcess, id: str) -> str:
-    """How far a command had come when the agent was killed: between journal and apply in all but the last of these."""
+    """Return how far a command had come when the agent was killed: between journal and apply in all but the last of
+    these."""
     if state_of(agent, id) != "accepted":
         return "applied"
     steps = planned_steps(agent, newest=16).get(id)
@@ -225,7 +227,7 @@ def test_a_command_whose_time_is_up_while_no_agent_runs_is_refused_and_recorded(
 
 
 def recorded(agent: AgentProcess, *ids: str) -> list[str | None]:
-    """How commands have ended, by the agent's book and the run's events alike."""
+    """Return how commands have ended, by the agent's book and the run's events alike."""
     with agent.client() as client:
         told = {event.command: event.outcome for event in newest_events(client) if event.command}
     states = [state_of(agent, id) for id in ids]

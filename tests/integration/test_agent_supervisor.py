@@ -221,7 +221,7 @@ class Unit(AgentProcess):
         return self
 
     def heard(self) -> list[str]:
-        """What the supervisor has received since the last time."""
+        """Return what the supervisor has received since the last time."""
         found: list[str] = []
         with contextlib.suppress(BlockingIOError):
             while True:

@@ -39,7 +39,7 @@ class HeldWrites:
         return self
 
     def are_reached(self, nodes: Sequence[str]) -> bool:
-        """Whether the writers on these nodes have sealed all files."""
+        """Return whether the writers on these nodes have sealed all files."""
         places = (self._cluster.run_paths(node, self._run).checkpoints for node in nodes)
         pattern = f".step-{self.step}.*.part/{checkpoints.MANIFEST_NAME}"
         return all([*place.glob(pattern)] for place in places)
@@ -63,7 +63,7 @@ class HeldWrites:
 
 
 def let_go(fifo: Path) -> bool:
-    """Whether a reader waited for this FIFO; it waits no more."""
+    """Return whether a reader waited for this FIFO; it waits no more."""
     try:
         os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.needs("mmdebstrap"), pytest.mark.tier("soak"), pytest.
 SUITE = "bookworm"
 MOST_BASE_BYTES = 130e6
 MOST_IMPORT_SECONDS = 0.15
-"""Of CPU time, the least of `LOADS` processes."""
+"""Seconds of CPU time, the least of `LOADS` processes."""
 LOADS = 7
 LOAD = "import time; began = time.process_time(); import trainctl.protocol.client; print(time.process_time() - began)"
 
@@ -32,7 +32,7 @@ class System:
         self._wheel = build_wheel(ROOT, folder / "dist").name
 
     def run(self, *words: str) -> str:
-        """What a command prints on standard output."""
+        """Return what a command prints on standard output."""
         command = debian_root.command_line(self._folder, words)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr + done.stdout

@@ -74,7 +74,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 class Calls(NamedTuple):
-    """What the first and the second call say, and whether the second left the agent that the first started."""
+    """The outputs of the first and the second call, and whether the second left the agent that the first started."""
 
     first: dict[str, Any]
     second: dict[str, Any]

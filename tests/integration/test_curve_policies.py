@@ -79,7 +79,7 @@ def test_a_run_goes_back_before_a_poisoned_block_skips_it_and_says_so(
 
 
 def losses(cluster: Cluster, run_config: Any, mode: str) -> tuple[list[m.StepCommitted], list[m.Event]]:
-    """Of two ranks whose shares are wrong, with all curve-neutral policies in a mode."""
+    """Return the losses of two ranks whose shares are wrong, with all curve-neutral policies in a mode."""
     policy: dict[str, dict[str, Any]] = {name: {"mode": mode} for name in NEUTRAL}
     policy["rebalance"] |= {"gain": 0.001, "at_once": 0.001, "windows": 1, "quiet_steps": 1}  # it acts on noise too
     nodes = on("alpha", "beta", alpha={"share": 11}, beta={"share": 1})

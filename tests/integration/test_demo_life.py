@@ -130,7 +130,7 @@ def test_headless_its_agent_and_its_supervisor_killed_the_run_goes_on_and_every_
 
 
 def check_summary(found: dict[str, Any], folder: Path, steps: int) -> None:
-    """What is printed of a run of one torch node that came to its end."""
+    """Check what is printed of a run of one torch node that came to its end."""
     assert (found["steps"], found["state"], found["mixed"], found["engine"]) == (steps, "finished", False, "none")
     assert found["last_loss"] < found["first_loss"]
     assert [(node["name"], node["tokens"]) for node in found["nodes"]] == [(node_name(), steps * 24 * 128)]
@@ -140,7 +140,7 @@ def check_summary(found: dict[str, Any], folder: Path, steps: int) -> None:
 
 
 def seconds_until_another(folder: Path, agent: psutil.Process) -> float:
-    """How long it takes until there is an agent in the place of one."""
+    """Return how long it takes until there is an agent in the place of one."""
     began = time.monotonic()
     wait_until(
         lambda: (again := process_of(folder, "agent")) is not None and again.pid != agent.pid,
@@ -194,7 +194,7 @@ def test_its_terminal_closed_it_trains_to_the_end_and_then_leaves(folder: Path) 
 
 
 def recorded(session: Path) -> tuple[int, int]:
-    """How many steps the record of the session's run has, and the last of them."""
+    """Return how many steps the record of the session's run has, and the last of them."""
     (record,) = session.rglob("record.db")
     with contextlib.closing(sqlite3.connect(record)) as connection:
         count, last = connection.execute("SELECT COUNT(*), MAX(step) FROM steps").fetchone()

@@ -42,7 +42,7 @@ FOREVER = 100_000
 QUOTA = 0.1
 """Part of a processor that a held-back trainer gets."""
 LARGE_BYTES, DISK_BYTES = 40_000_000, 1_000_000
-"""Of a text whose tokens a run doesn't read in its first seconds, and what a slow disk reads in a second."""
+"""Bytes of a text whose tokens a run doesn't read in its first seconds, and what a slow disk reads in a second."""
 OTHERS = 4
 """Processes beside a trainer on its processor."""
 RunConfig = Callable[..., dict[str, Any]]
@@ -92,7 +92,7 @@ def recorded(paths: RunPaths) -> set[str]:
 
 
 class Scene(NamedTuple):
-    """What planting a cause needs."""
+    """The things that planting a cause needs."""
 
     request: pytest.FixtureRequest
     folder: Path
@@ -105,7 +105,7 @@ class Scene(NamedTuple):
         return made
 
     def shown(self, config: dict[str, Any], words: str) -> float:
-        """Of a run of one node whose file plants the cause: seconds from its first step."""
+        """Diagnose a run of one node whose file plants the cause: seconds from its first step."""
         with self.agent.client() as client:
             begun = client.send("start-run", {"config": config})
             assert begun.state == "applied", begun.reason
@@ -142,7 +142,7 @@ def clip_bound(scene: Scene) -> float:
 
 
 def not_finite(scene: Scene) -> float:
-    """Of a model with a weight that is no number."""
+    """Change the files of a model to one with a weight that is no number."""
     (file,) = (scene.assets / "model").glob("*.safetensors")
     weights = load_file(file)
     name = next(name for name in weights if name.endswith("norm.weight"))
@@ -198,7 +198,7 @@ def lossy_link(scene: Scene) -> float:
 
 
 def of_hosts(scene: Scene, words: str, plant: Callable[[Network], None]) -> float:
-    """Of a run on hosts of their own."""
+    """Plant causes in a run on hosts of their own."""
     hosts = Hosts(scene.folder / "hosts")
     try:
         hosts.start()

@@ -48,13 +48,13 @@ def seed(group) -> int:
 
 @pytest.fixture(scope="module")
 def curves() -> dict[str, list[m.StepCommitted]]:
-    """Of one rank that nothing disturbs, for each mix of backends; as long as the longest run."""
+    """Return the losses of one rank that nothing disturbs, for each mix of backends; as long as the longest run."""
     return {}
 
 
 @pytest.fixture(scope="module")
 def totals() -> Iterator[Counter[tuple[str, str, str]]]:
-    """What was done to all groups together; told at the end, and held to what a whole soak owes."""
+    """Yield what was done to all groups together; told at the end, and held to what a whole soak owes."""
     counted: Counter[tuple[str, str, str]] = Counter()
     yield counted
     print("\nall groups together", table(counted), sep="\n")

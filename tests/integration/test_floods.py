@@ -1,4 +1,5 @@
-"""What anyone may do to an agent's sockets, and what others notice of it: mutated frames, huge ones, floods, silence.
+"""Tests of what anyone may do to an agent's sockets, and what others notice of it: mutated frames, huge ones, floods,
+silence.
 
 Latencies are printed; only the soak, which has the machine for itself, holds them to their limits.
 """
@@ -87,7 +88,7 @@ def test_mutated_frames_of_who_has_a_key(keyed: Keyed, who: str) -> None:
 
 
 def commands(agent: Narrow) -> int:
-    """How many an agent has taken."""
+    """Return how many an agent has taken."""
     with contextlib.closing(open_for_reading(agent.directory / "agent.db")) as record:
         return int(record.execute("SELECT count(*) FROM commands").fetchone()[0])
 

@@ -26,7 +26,7 @@ from trainctl.protocol.record.schema import open_for_reading
 from trainctl.protocol.wire.codec import decode_order
 
 STEPS = 150
-"""Of a run that lasts longer than some resizes and kills."""
+"""Steps of a run that lasts longer than some resizes and kills."""
 
 
 def test_resizes_and_an_agent_killed_again_and_again_leave_each_step_alone_and_a_client_sees_all(agent, run_config):
@@ -71,8 +71,8 @@ def test_resizes_and_an_agent_killed_again_and_again_leave_each_step_alone_and_a
 
 
 def watch_to_the_end(agent: AgentProcess) -> tuple[dict[int, float], list[str]]:
-    """What a client that is attached until the run has finished sees: each step's loss, and how its line to the agent
-    was."""
+    """Return what a client that is attached until the run has finished sees: each step's loss, and how its line to the
+    agent was."""
     seen: dict[int, float] = {}
     states = []
     with agent.client(timeout_seconds=2) as client:

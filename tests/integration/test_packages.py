@@ -210,7 +210,7 @@ runpy.run_path(path, run_name="__main__")
 
 
 def python(code: str, *arguments: str) -> str:
-    """What a program prints to which none of BLOCKED can be imported."""
+    """Return what a program prints to which none of BLOCKED can be imported."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", BLOCKER + code, *arguments], env=ENVIRONMENT, capture_output=True, text=True,
         timeout=HANG_SECONDS, check=False,

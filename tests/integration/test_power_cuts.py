@@ -82,7 +82,7 @@ class CutDisk:
 
 
 def cut(disks: Sequence[CutDisk]) -> list[bytes]:
-    """What the disks hold at one moment: two reads of all of them in a row were equal."""
+    """Return what the disks hold at one moment: two reads of all of them in a row were equal."""
     patience = Patience(30.0)
     before = _read(disks)
     while (now := _read(disks)) != before:

@@ -106,7 +106,7 @@ def kill_active_reducer(cluster: Cluster, client: BlockingClient) -> None:
 
 
 def is_joined(process: psutil.Process) -> bool:
-    """Whether it is a reducer that is connected to others; what makes the next one is not."""
+    """Return whether it is a reducer that is connected to others; what makes the next one is not."""
     with contextlib.suppress(psutil.Error):
         return any(line.status == psutil.CONN_ESTABLISHED for line in process.net_connections("tcp"))
     return False

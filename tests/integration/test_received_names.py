@@ -124,7 +124,7 @@ class Scene:
         return kept | {f"own {path.name}": b"" for path in own.iterdir() if not path.name.startswith("agent.")}
 
     def secrets(self) -> tuple[bytes, ...]:
-        """What no reply may have."""
+        """Return what no reply may have."""
         plain = hashlib.sha256(SECRET.encode()).hexdigest()
         return SECRET.encode(), plain.encode(), file_digest(self.canary / "secret.txt").encode()
 
@@ -402,7 +402,7 @@ def test_a_nodes_key_writes_no_file_beside_the_works_folder(scene: Scene, place:
 
 
 def test_a_right_name_is_copied_into_the_works_folder(scene: Scene) -> None:
-    """The same order with a file name that a checkpoint has: the worker is started, and ends for lack of a model."""
+    """An order with a file name that a checkpoint has: the worker is started, and ends for lack of a model."""
     content, name = b"from another node", "adapter_model.safetensors"
     digests = {name: hashlib.sha256(content).hexdigest()}
     order = m.HostWork(

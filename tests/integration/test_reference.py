@@ -84,7 +84,7 @@ def values(cluster: Cluster, node: str) -> dict[str, bytes]:
 def test_100_steps_with_a_rebalance_follow_one_rank_and_prefer_what_was_chosen(
     cluster: Cluster, run_config: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    """What the run may deviate by is measured: by the run on one rank from weights that differ by 1e-6 of themselves.
+    """The allowed deviation is measured: by the run on one rank from weights that differ by 1e-6 of themselves.
     The held-out pairs are from another module than those for training."""
     files = {name: write_rows(tmp_path / f"{name}.jsonl", broken_lines(*made)) for name, made in (
         ("pairs", (random.__file__, 150)), ("held-out", (statistics.__file__, 60)),

@@ -73,7 +73,8 @@ def test_a_run_trains_to_its_end_and_every_step_is_in_the_record_and_live_withou
 
 
 def numbers_to_the_end(client: BlockingClient) -> list[int]:
-    """Of the snapshot that a client begins with, and of the live messages after it until the run has finished."""
+    """Return the numbers of the snapshot that a client begins with, and of the live messages after it until the run has
+    finished."""
     numbers = []
     for message in client.attach(columns=20):
         if isinstance(message, m.Snapshot | m.Live):

@@ -87,7 +87,7 @@ def test_each_node_of_a_mixed_cluster_answers_alike_and_all_have_the_record(clus
 
 
 def samples_on(cluster: Cluster, node: str, run: str) -> tuple[m.Sample, ...]:
-    """What a node's record has, without the publisher's numbers."""
+    """Return what a node's record has, without the publisher's numbers."""
     with RecordReader(cluster.run_paths(node, run)) as reader:
         return reader.samples()[0]
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.needs("namespaces"), pytest.mark.needs("tmux")]
 MLX = {"backend": "mlx", "device": "cpu", "threads": 1}
 SHARES = {"alpha": 5, "beta": 5, "gamma": 2}
 PROGRAM_SECONDS = 3.0
-"""What the start of the program may take beside a refusal, on a busy machine."""
+"""Seconds that the start of the program may take beside a refusal, on a busy machine."""
 LISTENER = """
 import sys, zmq
 socket = zmq.Context().socket(zmq.SUB)

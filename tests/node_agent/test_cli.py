@@ -1,4 +1,4 @@
-"""What the agent's program says before it starts."""
+"""Tests of what the agent's program says before it starts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What an installation takes: the wheel's parts, lowest versions, and what make announces."""
+"""Tests of what an installation takes: the wheel's parts, lowest versions, and what make announces."""
 
 import os
 import re

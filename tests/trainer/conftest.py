@@ -221,7 +221,7 @@ def tune(new_rig, tmp_path, chat_model):
 
 @pytest.fixture
 def gpu_as_found():
-    """What a rank sets on CUDA holds for the whole process: set it back. Without a use of CUDA it does nothing."""
+    """Set back what a rank sets on CUDA, which holds for the whole process. Without a use of CUDA it does nothing."""
     import torch
 
     yield
@@ -318,7 +318,7 @@ def run_python(assets):
 
 @pytest.fixture
 def same_bits():
-    """Whether two sets of named arrays are equal to the byte."""
+    """Check that two sets of named arrays are equal to the byte."""
     return lambda one, other: one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
 
 

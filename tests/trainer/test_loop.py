@@ -1,4 +1,5 @@
-"""What one step does when it is fenced half-way, finished by another generation, skipped, or short of memory."""
+"""Tests of what one step does when it is fenced half-way, finished by another generation, skipped, or short of
+memory."""
 
 import math
 import time

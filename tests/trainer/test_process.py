@@ -170,7 +170,7 @@ def lives(agent, tmp_path, run_file):
 
 
 def in_one_pass(cursor, samples):
-    """What makes a plan's step one micro-batch of so many samples."""
+    """Make a plan's step one micro-batch of so many samples."""
     return {"cursor": cursor, "global_batch": samples, "work": (m.RankWork(0, (m.Range(cursor, samples),), samples),)}
 
 

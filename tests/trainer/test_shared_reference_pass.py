@@ -80,7 +80,7 @@ class UnreliableLine:
 
 
 class RoundedValues:
-    """What one rank computes: its rounding is its own."""
+    """Values as one rank computes them: its rounding is its own."""
 
     def __init__(self, rank):
         self.rank, self.computed = rank, 0
@@ -107,7 +107,7 @@ def shared(rank, lead, supply, lost=0.0):
 
 
 def together(passes, folder):
-    """What each rank ends with."""
+    """Return the values that each rank ends with."""
     threads = [
         threading.Thread(target=one.run, args=(folder / f"{rank}.bin",), name=f"rank {rank}")
         for rank, one in enumerate(passes)

@@ -99,7 +99,7 @@ class Builds:
 
 
 def mounts_under(folder: Path) -> list[Path]:
-    """What is mounted in a folder, the innermost first."""
+    """Return what is mounted in a folder, the innermost first."""
     lines = Path("/proc/self/mountinfo").read_text("utf-8").splitlines()
     places = [Path(line.split()[4]) for line in lines]
     return sorted((place for place in places if place.is_relative_to(folder)), key=lambda place: -len(place.parts))

@@ -131,7 +131,7 @@ class Containers:
 
 
 def call(*words: str, **env: str) -> str:
-    """What a command prints. It must end with status 0."""
+    """Return what a command prints. It must end with status 0."""
     done = subprocess.run(
         words, env={**os.environ, **env}, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )

@@ -137,7 +137,7 @@ def kill_trainer(cluster: Cluster, node: str) -> None:
 
 
 def _is_alive(pid: int | None) -> bool:
-    """Whether a trainer's process runs. Its number is unknown while it starts, and once it is gone."""
+    """Return whether a trainer's process runs. Its number is unknown while it starts, and once it is gone."""
     try:
         return pid is not None and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Whether a run that was disturbed did each sample of each step once: by a lead's journal and rows."""
+"""Checks that a disturbed run did each sample of each step once: by a lead's journal and rows."""
 
 from collections.abc import Iterable, Sequence
 
@@ -56,7 +56,7 @@ def _check_positions(plan: m.StepPlan, by_key: dict[tuple[m.Generation, int], m.
 
 
 def _rule(plan: m.StepPlan) -> tuple[object, ...]:
-    """What a half-done batch is finished by, as it was begun."""
+    """Return what a half-done batch is finished by, as it was begun."""
     return plan.commands, plan.learning_rate, plan.global_batch, plan.divisor, plan.cursor
 
 

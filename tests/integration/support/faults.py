@@ -27,7 +27,7 @@ Phase = Literal["forward", "backward", "reduce", "commit", "checkpoint", "regrou
 VICTIMS: tuple[Victim, ...] = get_args(Victim)
 PHASES: tuple[Phase, ...] = get_args(Phase)
 SHOWN = {"reduce": "sync"}
-"""What a status page calls a phase, where that is another word."""
+"""A status page's name of a phase, where that is another word."""
 LEAD, WRITERS = NODES[0], NODES[:2]
 """The node that conducts, and those that write checkpoints while all nodes take part."""
 POLL_SECONDS = 0.0002
@@ -207,7 +207,7 @@ class Harness:
         return [*fresh]
 
     def _meet(self, fault: Fault, trainer: int, seconds: float = 0.5) -> bool:
-        """Whether the trainer's page shows the fault's place soon; then at this moment."""
+        """Return whether the trainer's page shows the fault's place soon; then at this moment."""
         wanted = SHOWN.get(fault.phase, fault.phase)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -222,17 +222,17 @@ class Harness:
 
 
 def takes_part(view: m.RunView, nodes: Sequence[str]) -> bool:
-    """Whether all of these are in the group that trains."""
+    """Return whether all of these are in the group that trains."""
     return view.state == "running" and all(rank.state == "run" for rank in view.ranks if rank.node in nodes)
 
 
 def lives_on(view: m.RunView, step: int) -> bool:
-    """Whether the run has come to a step without some rank."""
+    """Return whether the run has come to a step without some rank."""
     return view.step >= step and any(rank.state in ("lost", "rejoining") for rank in view.ranks)
 
 
 def have_loaded(view: m.RunView) -> bool:
-    """Whether every rank's trainer is there."""
+    """Return whether every rank's trainer is there."""
     return all(rank.backend is not None for rank in view.ranks)
 
 

@@ -74,7 +74,8 @@ def blows(seed: int, mean_seconds: float) -> Iterator[Blow]:
 
 
 def bears(view: m.RunView, blow: Blow) -> bool:
-    """Whether the victim is there and, after it, a rank with the state of the last step; all that take part have it."""
+    """Return whether the victim is there and, after it, a rank with the state of the last step; all that take part have
+    it."""
     left = any(takes_part(view, [node]) for node in NODES if node != blow.node)
     return left and ("agent" in blow.victim or takes_part(view, [blow.node]))
 
@@ -120,11 +121,11 @@ class KillLoop(Harness):
         return view
 
     def _has_stepped(self, view: m.RunView) -> bool:
-        """Whether a step of its generation is done: who takes part in it has the state by then."""
+        """Return whether a step of its generation is done: who takes part in it has the state by then."""
         return self._formed is not None and view.step > self._formed[1]
 
     def _await(self, blow: Blow, at: float, held_step: int, last: int) -> bool:
-        """Whether the time and the run are ripe for the blow before the last step."""
+        """Return whether the time and the run are ripe for the blow before the last step."""
         patience = Patience(max(0.0, at - time.monotonic()) + RETURN_SECONDS)
         while not patience.is_over():
             view = self.view()

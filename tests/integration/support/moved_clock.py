@@ -23,7 +23,7 @@ time.time = _moved
 
 
 class MovedClock:
-    """What programs read as the wall clock is that of the machine, moved by some seconds."""
+    """A wall clock for programs: that of the machine, moved by some seconds."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()

@@ -11,11 +11,11 @@ from typing import Any
 from tests.waiting import HANG_SECONDS
 
 INTERFACE = "lan0"
-"""Of every host, in the network that the hosts trust."""
+"""The interface of every host in the network that the hosts trust."""
 SIDE = "side0"
-"""Of every host too, in another one."""
+"""The interface of every host in another network."""
 RANDOM_NUMBER, KEEP, DROP = 2**32 - 4096 + 56, 2**32 - 1, 2
-"""Of a classic BPF program: where Linux keeps a random number of 32 bits, and what a filter of tc returns."""
+"""Numbers of a classic BPF program: where Linux keeps a random number of 32 bits, and what a filter of tc returns."""
 LAN, SIDE_LAN = "10.77.41", "10.77.42"
 
 

@@ -91,7 +91,7 @@ class Keyed(Narrow):
 
 
 def answers(client: BlockingClient, seconds: float = 30.0) -> float:
-    """How long an answer takes, which comes even if it has to be asked for again."""
+    """Return how long an answer takes, which comes even if it has to be asked for again."""
     begun = time.perf_counter()
     until(lambda: _runs(client), seconds, "an answer")
     return time.perf_counter() - begun
@@ -103,7 +103,7 @@ def _runs(client: BlockingClient) -> bool:
 
 
 class Flooded(NamedTuple):
-    """What a flood was and did."""
+    """A flood, and its effects."""
 
     told: dict[str, int]  # by the flooder
     answered_seconds: list[float]  # how long a valid client waited, each time, shortest first

@@ -69,7 +69,7 @@ class Venv:
                 archive.extractall(self.packages)
 
     def run(self, *words: str | Path) -> str:
-        """What one command prints that sees only this environment's packages."""
+        """Return what one command prints that sees only this environment's packages."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         done = subprocess.run(words, env=kept, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -54,7 +54,7 @@ class Screen:
 
 
 def causes(client: BlockingClient) -> set[str]:
-    """What a live run's agent finds now."""
+    """Return what a live run's agent finds now."""
     found: m.Diagnosis = client.ask(m.DiagnosisRequest).diagnosis
     return {finding.cause for finding in found.findings}
 

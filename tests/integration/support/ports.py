@@ -8,7 +8,7 @@ from collections.abc import Iterator
 PORTS = range(20_000, 32_000, 2)
 """Below the ports that systems give to outgoing connections."""
 WORKERS = 8
-"""Of so many ranges of ports each test worker has one."""
+"""The number of ranges of ports: each test worker has one."""
 
 
 def free_addresses(count: int) -> list[str]:

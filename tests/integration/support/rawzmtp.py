@@ -37,7 +37,7 @@ def ready(kind: bytes) -> bytes:
 
 
 def header(size: int, *, flags: int = 0) -> bytes:
-    """Of a frame of so many bytes, with a long size however few they are."""
+    """Return the header of a frame of so many bytes, with a long size however few they are."""
     return bytes([flags | LONG]) + struct.pack(">Q", size)
 
 

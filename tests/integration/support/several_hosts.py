@@ -56,7 +56,7 @@ class Hosts:
         self.file.write_text(tomli_w.dumps({"trusted_networks": [f"{LAN}.0/24"], "nodes": nodes}))
 
     def env(self, host: str) -> dict[str, str]:
-        """What makes `host` a machine of its own: its keys and its state."""
+        """Return what makes `host` a machine of its own: its keys and its state."""
         home = self.folder / host
         return {"TRAINCTL_KEYS": str(self.keys[host].path), "TRAINCTL_STATE": str(home / "state"),
                 "TRAINCTL_CLUSTER": str(self.file)}  # fmt: skip
@@ -89,7 +89,7 @@ class Hosts:
         return found
 
     def look(self) -> dict[str, Any]:
-        """What the first node's agent tells a script on the desk, now."""
+        """Return what the first node's agent tells a script on the desk, now."""
         if self._looker is None:
             self._looker = self.network.start(
                 DESK, sys.executable, "-c", LOOK, self.address(NODES[0]), stdin=subprocess.PIPE, **self.env(DESK)
@@ -102,7 +102,7 @@ class Hosts:
         return view
 
     def wait(self, holds: Callable[[dict[str, Any]], Any], what: str, seconds: float = 90.0) -> dict[str, Any]:
-        """What is seen once `holds` of it."""
+        """Return what is seen once `holds` of it."""
 
         def look() -> dict[str, Any] | None:
             view = self.look()

@@ -1,4 +1,4 @@
-"""What a long run takes of a machine: memory, descriptors and disk, read while it is disturbed, and whether they are
+"""Use of a machine by a long run: memory, descriptors and disk, read while it is disturbed, and whether they are
 flat. The reading is done to live processes, the judging is pure."""
 
 import contextlib
@@ -22,14 +22,14 @@ RIPE_SECONDS = 10.0
 """A process of this age has loaded what it needs and found its peers."""
 MB = 1_000_000
 AGENT_BYTES, TRAINER_BYTES = 8 * MB, 24 * MB
-"""How much more memory a late agent or trainer may take than an early one. An agent keeps the last 10,000 messages of
+"""Bytes by which a late agent or trainer may be larger than an early one. An agent keeps the last 10,000 messages of
 about 1 kB for clients that missed some; a trainer's differs by what its allocator happened to get."""
 RECORD_BYTES_A_STEP = 6_000
-"""What all nodes' records together may have of each step: its plan, its rows and rollups, what trainers write."""
+"""Most bytes that all nodes' records may have of each step: its plan, its rows and rollups, what trainers write."""
 SQLITE_LOG_BYTES, SQLITE_LOGS = 6 * MB, 2 * len(NODES)
-"""Of a record's write-ahead log, which is folded into the record at 4 MiB; each node writes two records."""
+"""Most bytes of a record's write-ahead log, which is folded into the record at 4 MiB; each node writes two records."""
 LOG_BYTES_A_STEP = 500
-"""Of what trainers print, by which each start adds some lines."""
+"""Most bytes per start of what trainers print, by which each start adds some lines."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Meter:
 
 
 def purpose(file: Path) -> str:
-    """What a file of a run directory is for, as `Reading.disk_bytes` has it."""
+    """Return what a file of a run directory is for, as `Reading.disk_bytes` has it."""
     if file.parts[0] in ("checkpoints", "logs"):
         return file.parts[0]
     return {".db": "record", ".db-wal": "sqlite log"}.get(file.suffix, "other")
@@ -109,8 +109,9 @@ def read_process(kind: Literal["agent", "trainer"], node: str, pid: int) -> Proc
 
 
 def descriptors(pid: int) -> int:
-    """How many it has open. One database file counts once: SQLite keeps a closed reader's descriptor of it for the next
-    reader, so that there are as many as ever read at once; a connection that is left open shows by its log's."""
+    """Return how many it has open. One database file counts once: SQLite keeps a closed reader's descriptor of it for
+    the next reader, so that there are as many as ever read at once; a connection that is left open shows by its log's.
+    """
     links = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -123,8 +124,8 @@ def descriptors(pid: int) -> int:
 
 
 def not_flat(readings: Sequence[Reading]) -> list[str]:
-    """What has grown from the first third of the readings' steps to the last by more than it should, a line each;
-    empty if all is flat. Processes are compared while the group is whole."""
+    """Return what has grown from the first third of the readings' steps to the last by more than it should, a line
+    each; empty if all is flat. Processes are compared while the group is whole."""
     first, last = readings[0].step, readings[-1].step
     early = [reading for reading in readings if reading.step <= first + (last - first) / 3]
     late = [reading for reading in readings if reading.step >= last - (last - first) / 3]
@@ -172,7 +173,7 @@ def _grown_disk(early: Reading, late: Reading) -> list[str]:
 
 
 def summary(readings: Sequence[Reading]) -> list[str]:
-    """What was read, a line for each kind of process of each node and one for the disk: first, last and most."""
+    """Return what was read, a line for each kind of process of each node and one for the disk: first, last and most."""
     lines = []
     for kind in ("agent", "trainer"):
         for node in NODES:

@@ -54,7 +54,8 @@ class Terminal:
         return program
 
     def is_clean(self) -> bool:
-        """Whether the terminal is as it was before: its first screen, a cursor, no mouse, the same line settings."""
+        """Return whether the terminal is as it was before: its first screen, a cursor, no mouse, the same line
+        settings."""
         flags = self._tmux("display-message", "-p", "#{alternate_on}#{mouse_any_flag}#{cursor_flag}#{keypad_flag}")
         before, *after = self._lines.read_text().split()
         return flags.strip() == "0010" and after == [before]
@@ -68,7 +69,7 @@ class Terminal:
         return self._screen_if(lambda screen: not re.search(pattern, screen), f"a screen without {pattern!r}")
 
     def _screen_if(self, holds: Callable[[str], object], what: str) -> str:
-        """What it shows is progress, and what a failure tells."""
+        """Return what it shows is progress, and what a failure tells."""
         shown = [""]
 
         def look() -> str | None:

@@ -1,4 +1,4 @@
-"""What tests of promotion and handover ask of nodes and do to them, and what a client that watches receives."""
+"""Helpers for tests of promotion and handover: requests to nodes, and what a client that watches receives."""
 
 import contextlib
 import itertools
@@ -51,8 +51,8 @@ def resume(cluster: Cluster, node: str) -> None:
 
 @contextlib.contextmanager
 def watched(cluster: Cluster, node: str) -> Iterator[list[dict[str, Any]]]:
-    """What `trainctl watch --json` says of a run, begun at one node's agent, until it says that the run has ended. It
-    is read as it comes."""
+    """Yield what `trainctl watch --json` says of a run, begun at one node's agent, until it says that the run has
+    ended. It is read as it comes."""
     lines: list[dict[str, Any]] = []
     command = started("watch", "--json", "--connect", cluster[node].address)
     with ThreadPoolExecutor(1) as thread, command as process:

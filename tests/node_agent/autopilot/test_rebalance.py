@@ -44,11 +44,11 @@ class Run:
         return {rank: setting.share for rank, setting in self.durable.settings.live.items()}
 
     def seconds(self) -> float:
-        """Of a step without noise."""
+        """Return the seconds of a step without noise."""
         return max(share / self.rate(rank, self.step) for rank, share in self.shares.items()) + FLOOR
 
     def best_seconds(self) -> float:
-        """Of a step without noise that could be divided at will."""
+        """Return the seconds of a step without noise that could be divided at will."""
         return BATCH / sum(self.rate(rank, self.step) for rank in self.shares) + FLOOR
 
     def steps(self, count: int) -> "Run":

@@ -127,7 +127,7 @@ CURVE = PassCurve(tuple((micro, micro / rate) for micro, rate in ((1, 50), (4, 8
 
 
 def by_curve(micro: int, use: float, memory: MemoryModel | None = None, **settings: Any) -> Proposal | None:
-    """What is proposed after a step that took this part of the cap at its peak."""
+    """Return what is proposed after a step that took this part of the cap at its peak."""
     asked = Asked("micro-batch", micro, window=1, **settings)
     asked.step = 1
     values = {"memory_peak_bytes": use * 1e9, "memory_cap_bytes": 1e9}

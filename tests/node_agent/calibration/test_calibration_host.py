@@ -26,7 +26,7 @@ def context(tmp_path):
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    """Of a process that runs what `code` says as it starts."""
+    """Return the settings of a process that runs what `code` says as it starts."""
 
     def made(code):
         (tmp_path / "code").mkdir()

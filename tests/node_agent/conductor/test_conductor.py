@@ -325,7 +325,7 @@ def test_what_changes_nothing_is_applied_without_a_new_plan_version(verb, args):
 
 
 def test_a_batch_fenced_twice_is_finished_whole():
-    """What a finishing plan holds is only the rest: a second fence deals out from the whole batch."""
+    """A finishing plan holds only the rest: a second fence deals out from the whole batch."""
     simulation = Simulation(config(batch=12), durable(("a", "b"), batch=12)).begin().until_step(2)
     simulation.command("resize-batch", micro=1)
     simulation.until_step(5)

@@ -1,4 +1,4 @@
-"""What a run waits for and for how long: silent nodes, first sums, parts that hang, and stalls."""
+"""Tests of what a run waits for and for how long: silent nodes, first sums, parts that hang, and stalls."""
 
 import msgspec
 import pytest

@@ -133,7 +133,7 @@ def test_one_that_hangs_while_a_group_is_formed_is_replaced_before_the_run_fails
 
 
 def alone(steps: int = 400, every: int = 2) -> Simulation:
-    """Of two ranks the first has just died, so that only the other has the state."""
+    """A run of two ranks, the first of which has just died: only the other has the state."""
     simulation = group("ab", steps=steps, checkpoint={"every_steps": every}).begin().until_step(5)
     simulation.kill(simulation.ranks[0])
     return simulation.until(lambda: any("formed, 1 rank" in text for text in texts(simulation)))

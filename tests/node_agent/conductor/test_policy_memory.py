@@ -40,7 +40,7 @@ class Asked:
         self.proposals, self.rows = Proposals(self.state), list[m.StepCommitted]()
 
     def step(self, loss: float) -> list[d.Decision]:
-        """What is decided at a step with this loss; the gradient norm is the same."""
+        """Return what is decided at a step with this loss; the gradient norm is the same."""
         state = self.state
         plan = plans.PlanMaker("sim", state.durable, state.config, state.progress.step + 1, 0).train()
         own = report(step=plan.step, loss_sum=3 * loss, weight=3.0, own_weight=3.0, grad_norm=loss)
@@ -86,7 +86,7 @@ SPIKES = {"policy": {"spike": {"mode": "on"}}}
 
 
 def spiking(asked: Asked, steps: int) -> Iterable[d.Proposed]:
-    """What is proposed at a level that jumps and stays."""
+    """Return what is proposed at a level that jumps and stays."""
     chance = random.Random(1)
     for step in range(asked.state.progress.step + 1, steps + 1):
         made = asked.step(2 + 3 * (step >= 400) + chance.gauss(0, 0.03))
@@ -187,7 +187,7 @@ CAP = 10e9
 
 
 def measured(seed: int, device: DeviceModel, work: m.RankWork, step: int) -> dict:
-    """What a rank reports of a step: seconds with noise, memory by its micro-batch, and the loss of all."""
+    """Return what a rank reports of a step: seconds with noise, memory by its micro-batch, and the loss of all."""
     of_all = random.Random(f"{seed} {step}")
     part = device.part(step, sum(piece.count for piece in work.ranges), work.micro_batch, 0.0)
     return {

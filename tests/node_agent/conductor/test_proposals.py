@@ -203,7 +203,7 @@ DECIDED: dict[str, dict[str, Any]] = {
     "rebalance": {"shares": {"a": 3, "b": 9}}, "resize-batch": {"micro": 3}, "set-lr": {"value": 1e-4},
     "rollback": {"step": 5}, "drain": {"node": "b"}, "admit": {"node": "b"},
 }  # fmt: skip
-"""What a person sends, by verb."""
+"""Arguments that a person sends, by verb."""
 
 
 @pytest.mark.parametrize(("name", "verb"), [(name, verb) for name, of in POLICIES.items() for verb in of.yields_to])

@@ -1,4 +1,4 @@
-"""What breaks a promise of the conductor's state is seen at the event that does it."""
+"""Tests of what breaks a promise of the conductor's state is seen at the event that does it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Patch = Callable[[pytest.MonkeyPatch], Any]
 
 
 def lose_a_sample(patch: pytest.MonkeyPatch) -> None:
-    """Of a rank that is lost, one sample is dealt to no one."""
+    """Deal one sample of a lost rank to no one."""
     lose = share_edits.lose
 
     def changed(settings: Any, rank: int) -> share_edits.Edit:

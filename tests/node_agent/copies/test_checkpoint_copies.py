@@ -1,4 +1,4 @@
-"""Which checkpoints an agent copies, when, and what the run's lead hears of it."""
+"""Tests of which checkpoints an agent copies, when, and what the run's lead hears of it."""
 
 import asyncio
 import contextlib
@@ -96,7 +96,7 @@ async def test_a_checkpoint_is_copied_once_it_is_complete_and_the_lead_hears_of_
 
 
 async def test_what_an_agent_leaves_is_copied_by_the_next_one_also_after_the_end_of_the_run(run, tmp_path):
-    """Of several checkpoints only the newest, and none that has no mark."""
+    """Only the newest of several checkpoints is copied, and none that has no mark."""
     set_target(run, str(tmp_path / "there"))
     written(run, 2)
     assert not Agent(run).copies.is_busy

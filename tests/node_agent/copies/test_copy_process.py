@@ -379,7 +379,7 @@ def waits_for_its_turn(pid):
 
 
 def lines_of(process):
-    """What it has said of which step, once it has ended well."""
+    """Return what it has said of which step, once it has ended well."""
     out, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0
     return [(line["step"], line["state"]) for line in map(json.loads, out.splitlines())]

@@ -1,4 +1,4 @@
-"""Whether ranks hold the same model: which differ, by how much, and why in all likelihood."""
+"""Tests of whether ranks hold the same model: which differ, by how much, and why in all likelihood."""
 
 import math
 import random

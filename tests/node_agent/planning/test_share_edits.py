@@ -119,7 +119,7 @@ def test_what_was_before_undoes_what_came_after():
 
 
 PEAKS = PassCurve(tuple((size, size / rate) for size, rate in ((1, 180), (4, 278), (8, 265), (16, 240), (32, 210))))
-"""Of a device that is fastest at 4 samples."""
+"""Passes of a device that is fastest at 4 samples."""
 
 
 def chosen(settings: Settings, **most: int) -> Edit:

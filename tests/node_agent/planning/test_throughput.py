@@ -1,4 +1,5 @@
-"""What the conductor knows of its ranks' speed: by calibration, by a measurement, and by the steps they report."""
+"""Tests of what the conductor knows of its ranks' speed: by calibration, by a measurement, and by the steps they
+report."""
 
 import msgspec
 import pytest

@@ -160,7 +160,8 @@ async def test_what_a_replaced_lead_had_made_alone_does_not_stand_in_its_copy(no
 
 
 async def test_a_copy_takes_the_rows_of_steps_that_the_next_lead_commits_again(nodes):
-    """Of the same generation, for the ranks' reports of them are: the old lead had not sent its rows to any node."""
+    """The rows have one generation, as have the ranks' reports of them: the old lead had not sent its rows to any
+    node."""
     ours, theirs = nodes
     old = Lead(theirs, 1, 1)
     theirs.recorder.on_kept = lambda item: replication.keep(ours.recorder, item)

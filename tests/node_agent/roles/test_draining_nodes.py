@@ -1,4 +1,4 @@
-"""What a lead does for nodes that must leave, which runs it takes up from others, and when an agent may exit."""
+"""Nodes that must leave: what a lead does for them, which runs it takes up from others, and when an agent may exit."""
 
 import asyncio
 from pathlib import Path
@@ -103,7 +103,7 @@ def recorded(
 
 
 def adoption(**leaving: str) -> Adoption:
-    """Of an agent a that is in touch with b and c; `leaving`: why they are."""
+    """Return the adoption of an agent a that is in touch with b and c; `leaving`: why they are."""
     context: Any = SimpleNamespace(node="a", db=None)
     line = SimpleNamespace(open=True)
     links = {node: SimpleNamespace(line=line, leaving=leaving.get(node, "")) for node in ("b", "c")}
@@ -149,7 +149,7 @@ def test_a_run_waits_for_nodes_that_only_they_can_continue(tmp_path, leaving, ou
 
 
 def drain(*, ended: bool = True, reported: bool = True, in_group: bool = False) -> tuple[NodeDrain, AgentRole]:
-    """Of a node that follows a run."""
+    """Return the drain of a node that follows a run."""
     ending = Ending(clean=True, why="exited") if ended else None
     followed: Any = SimpleNamespace(ending=ending, told_ending=reported, is_in_group=in_group)
     role = AgentRole()

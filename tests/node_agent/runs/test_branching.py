@@ -149,7 +149,8 @@ def test_the_checkpoint_outlives_its_parent_s(parent: RunPaths) -> None:
 
 
 def test_shares_of_the_run_file_don_t_refuse_a_global_batch_that_was_set(parent: RunPaths) -> None:
-    """The same recipe: the parent's own file, in which each node has a share of the batch that it began with."""
+    """A branch has its parent's recipe: the parent's own file, in which each node has a share of the batch that it
+    began with."""
     nodes = {name: {**table, "share": 12} for name, table in NODES.items()}
     doubled = msgspec.structs.replace(CHANGED, global_batch=48, ranks={
         rank: msgspec.structs.replace(setting, share=24) for rank, setting in CHANGED.ranks.items()

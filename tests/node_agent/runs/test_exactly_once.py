@@ -33,7 +33,7 @@ def in_memory() -> Path:
 
 
 class Sent:
-    """What one client has asked of an agent, and what must hold of it whatever happens to that agent."""
+    """The commands that one client has given an agent, and what must hold of it whatever happens to that agent."""
 
     def __init__(self, agent: JournaledAgent) -> None:
         self.agent, self.commands = agent, dict[str, m.Command]()

@@ -123,7 +123,7 @@ def test_events_of_runs_that_were_not_led_here_are_not_written(world: World) -> 
 
 
 async def test_one_that_was_written_when_the_agent_was_killed_is_told_as_written(world: World) -> None:
-    """Whether a run is conducted again after the restart or not."""
+    """It makes no difference whether a run is conducted again after the restart or not."""
 
     async def answer(identity: bytes, reply: m.CommandReply) -> None: ...
 

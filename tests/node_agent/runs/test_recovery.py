@@ -1,4 +1,4 @@
-"""How often, how soon and from where a run whose ranks were all lost is taken up again."""
+"""Tests of how often, how soon and from where a run whose ranks were all lost is taken up again."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What the exit statuses of a spot notice command change."""
+"""Tests of what the exit statuses of a spot notice command change."""
 
 import logging
 

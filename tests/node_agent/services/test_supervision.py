@@ -33,7 +33,7 @@ def supervisor(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def words(supervisor: socket.socket) -> list[str]:
-    """What has come by now, without waiting."""
+    """Return what has come by now, without waiting."""
     found = []
     supervisor.setblocking(False)
     with contextlib.suppress(BlockingIOError):
@@ -43,7 +43,7 @@ def words(supervisor: socket.socket) -> list[str]:
 
 
 async def words_with(supervisor: socket.socket, word: str, count: int) -> list[str]:
-    """What the supervisor has received once one word has come so often, and no more than that."""
+    """Return what the supervisor has received once one word has come so often, and no more than that."""
     found: list[str] = []
     async with asyncio.timeout(HANG_SECONDS):
         while found.count(word) < count:

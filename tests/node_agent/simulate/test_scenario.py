@@ -1,4 +1,4 @@
-"""What is simulated, read from files, and the pure parts of a simulated rank."""
+"""Tests of what is simulated, read from files, and the pure parts of a simulated rank."""
 
 import dataclasses
 import json

@@ -69,7 +69,7 @@ class Mortal:
 
 
 class Life:
-    """How many more moments at which it may be killed an agent has; None: it lives on."""
+    """The moments that an agent has left at which it may be killed; None: it lives on."""
 
     def __init__(self) -> None:
         self.left: int | None = None

@@ -79,7 +79,7 @@ class Managers:
         }  # fmt: skip
 
     def calls(self) -> list[str]:
-        """What was called since the last time, but for questions."""
+        """Return what was called since the last time, but for questions."""
         file = self.folder / "calls"
         said = file.read_text().splitlines() if file.exists() else []
         file.unlink(missing_ok=True)

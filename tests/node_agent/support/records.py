@@ -1,4 +1,4 @@
-"""What a run's record is made from in tests, and what its rollups should be by its rows alone."""
+"""Parts from which tests make a run's record, and what its rollups should be by its rows alone."""
 
 import math
 import sqlite3
@@ -102,7 +102,7 @@ def rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, ...]]:
 
 
 def expected_rollups(paths: RunPaths) -> dict[tuple[object, ...], tuple[object, ...]]:
-    """The same from the rows alone, the slow and plain way."""
+    """Return the rollups from the rows alone, the slow and plain way."""
     values: dict[tuple[object, ...], list[float]] = {}
     of_run = rows(
         paths,

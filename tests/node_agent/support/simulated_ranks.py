@@ -1,4 +1,4 @@
-"""What a trainer and its reducer do, without a model: order by order, stride by stride, with the faults of real ones.
+"""A trainer and its reducer without a model: order by order, stride by stride, with the faults of real ones.
 
 A rank's parameters are a hash of every update they have had, so that two ranks that should be alike can be compared;
 `TORN` stands for parameters that were overwritten in part, with which no step may be made.
@@ -39,7 +39,7 @@ class SimGroup:
 
 
 class SimWorld:
-    """What ranks share: the groups, and the states that updates have led to."""
+    """Things that ranks share: the groups, and the states that updates have led to."""
 
     def __init__(self, seed: int, silent_failures: float = 0.3) -> None:
         self.random, self.silent_failures = random.Random(seed), silent_failures
@@ -215,7 +215,7 @@ class SimRank:
 
     @property
     def can_seal(self) -> bool:
-        """Whether the file has more than it has sealed."""
+        """Return whether the file has more than it has sealed."""
         world, works = self.world, not (self.gone or self.hung or self.silent)
         return works and world.chunks is not None and (self.chunks, self.data_ended) != (world.chunks, world.data_ended)
 
@@ -239,7 +239,7 @@ class SimRank:
         )
 
     def has_data(self, plan: m.StepPlan) -> bool:
-        """Whether it has the samples of a step."""
+        """Return whether it has the samples of a step."""
         needed, has = plan.cursor + plan.global_batch, self.chunks * self.world.chunk_samples
         return self.world.chunks is None or self.data_ended or needed <= has
 
@@ -310,7 +310,7 @@ class SimRank:
 
     @property
     def can_work(self) -> bool:
-        """Whether a stride may change anything: what waits for others does not."""
+        """Return whether a stride may change anything: what waits for others does not."""
         if self.gone or self.hung or self.silent or self.failed or self.generation is None:
             return False
         if self.joining:

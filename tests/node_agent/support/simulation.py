@@ -26,7 +26,7 @@ from trainctl.protocol.messages.events import CheckpointWritten, RunStateChanged
 
 TICK_SECONDS = 15.0
 IN_FLIGHT_SECONDS = 0.025
-"""What was kept no longer ago than this may be lost with the machine that kept it."""
+"""Seconds: what was kept no longer ago may be lost with the machine that kept it."""
 
 
 def config(steps: int = 20, batch: int = 8, **tables: dict) -> run_tables.RunFile:
@@ -119,7 +119,7 @@ class Simulation:
     # ------------------------------------------------------------ the agent
 
     def feed(self, event) -> None:
-        """What an agent does with an event, unless it is killed on the way."""
+        """Do what an agent does with an event, unless it is killed on the way."""
         for decision in self.conductor.handle(event, self.now):
             if self.crash_after is not None:
                 if self.crash_after == 0:
@@ -286,7 +286,7 @@ class Simulation:
                 assert is_new and versions[end.step] >= end.plan_version, end
 
     def check_periodic(self) -> None:
-        """What the run file wants beside training ran at its steps, and at no other."""
+        """Check that whatever the run file wants beside training ran at its steps, and at no other."""
         every = {
             "evaluate": self.config.evaluate.every_steps, "sync": self.config.group.sync_weights_every,
             "checkpoint": self.config.checkpoint.every_steps,
@@ -535,7 +535,7 @@ class Simulation:
 
     @staticmethod
     def _lose(rank: SimRank, kept: int) -> None:
-        """What was on its way up, but for the newest; that a process has ended is seen, not said."""
+        """Lose messages on their way up, but for the newest; that a process has ended is seen, not said."""
         said = [message for message in rank.up if not isinstance(message, d.RankEnded | d.RankReturned)]
         rank.up.clear()
         rank.up.extend(said[len(said) - min(kept, len(said)) :])

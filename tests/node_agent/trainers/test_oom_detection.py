@@ -228,8 +228,8 @@ def cap(by_hand: bool, tmp_path: Path) -> Iterator[Path]:
 
 
 def by_kernel_too() -> list[bool]:
-    """Whether by hand: always; by the kernel where a process may be capped. Its counts as they were recorded are read
-    above on every machine."""
+    """Return whether by hand: always; by the kernel where a process may be capped. Its counts as they were recorded are
+    read above on every machine."""
     folder = made_cgroup()
     if folder is None:
         return [True]

@@ -1,4 +1,4 @@
-"""Which nodes to use: figures that were worked out by hand, and a simulated ring."""
+"""Tests of which nodes to use: figures that were worked out by hand, and a simulated ring."""
 
 from typing import Any
 

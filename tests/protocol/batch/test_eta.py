@@ -1,4 +1,5 @@
-"""What a run costs and when it will be done: against sums made second by second, and runs known to their end."""
+"""Tests of what a run costs and when it will be done: against sums made second by second, and runs known to their
+end."""
 
 import math
 import random

@@ -1,4 +1,5 @@
-"""What a run and its ranks reach: rates, operations of a step, and both beside calibrations and devices' peaks."""
+"""Tests of what a run and its ranks reach: rates, operations of a step, and both beside calibrations and devices'
+peaks."""
 
 from typing import Any
 

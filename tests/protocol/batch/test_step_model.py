@@ -1,4 +1,4 @@
-"""What a step takes a rank: by its share and micro-batch, and by curves of passes."""
+"""Tests of what a step takes a rank: by its share and micro-batch, and by curves of passes."""
 
 import random
 import statistics

@@ -17,7 +17,7 @@ ADDRESS = "tcp://127.0.0.1:17474"
 
 
 def heard(advertisement: Advertisement, name: str) -> discovery.Advert:
-    """What somebody who listens learns about a node."""
+    """Return what somebody who listens learns about a node."""
 
     async def both() -> tuple[discovery.Advert, ...]:
         serving = asyncio.create_task(advertisement.serve())

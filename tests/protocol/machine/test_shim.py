@@ -293,7 +293,7 @@ def test_a_long_title_is_cut_and_the_environment_stays_whole_here_and_in_process
 @pytest.mark.needs("linux")  # it reads this process's memory as Linux shows it
 @pytest.mark.parametrize("whose", ["rank 1 of r", "z" * 5000])
 def test_on_macos_as_many_zero_bytes_are_left_before_the_environment_as_there_were_arguments(whose: str) -> None:
-    """That is how the system finds an environment there."""
+    """The system finds an environment there."""
     zeros, words, begins = run(
         """
         import json, sys

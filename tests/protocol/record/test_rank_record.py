@@ -1,4 +1,4 @@
-"""What a rank keeps and shows, and a whole run as it is read."""
+"""Tests of what a rank keeps and shows, and a whole run as it is read."""
 
 import math
 import os

@@ -22,7 +22,7 @@ from trainctl.trainer.model import rope_config
 LORA = {"kind": "lora", "rank": 4, "alpha": 16.0}
 HOWS = [*DEFAULTS.values(), Quantization("affine", 4, 32), Quantization("affine", 8, 128)]
 OFFSET = 2.0
-"""Of weights that aren't centred at 0: affine biases differ from group to group."""
+"""The mean of weights that aren't centred at 0: affine biases differ from group to group."""
 BATCH = blocks()
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoints stay, which is the best, and what a manifest says of its run."""
+"""Tests of which checkpoints stay, which is the best, and what a manifest says of its run."""
 
 import json
 import shutil

@@ -31,7 +31,7 @@ def offer(generation, engine="ring"):
 
 
 def form(offered, peer, engine="ring"):
-    """Of this rank and rank 1."""
+    """Form a group of this rank and rank 1."""
     endpoints = (offered.endpoints, peer.offer(offer(offered.generation, engine)))
     return m.Form(
         run="r", generation=offered.generation, engine=engine, ranks=(0, 1), endpoints=endpoints, layout_digest="x"

@@ -1,4 +1,4 @@
-"""What the control thread does with orders to fence and form, at the other end of a real socket."""
+"""Tests of what the control thread does with orders to fence and form, at the other end of a real socket."""
 
 import time
 from pathlib import Path

@@ -75,7 +75,7 @@ REFUSED = {
     "stablelm": "can't keep packed samples apart in this model",  # it passes no arguments on to attention
 }
 TOLERANCES = {"cpu": (1e-6, 1e-5), "cuda": (5e-3, 5e-2)}
-"""Of the loss and of the gradient, relative: float32 on a CPU, bfloat16 on a GPU."""
+"""Relative tolerances of the loss and of the gradient: float32 on a CPU, bfloat16 on a GPU."""
 LORA = {"kind": "lora", "rank": 4}
 PACKED, _ = packs(SMALL["vocab_size"])
 BLOCKS = blocks(2, 16, first=1, stop=SMALL["vocab_size"])

@@ -58,7 +58,7 @@ def tokenizer_of(model):
 
 @pytest.fixture
 def run_settings(tmp_path, models):
-    """What a run file says: `run_settings("bart", adapter=LORA)`."""
+    """Return the settings of a run file: `run_settings("bart", adapter=LORA)`."""
 
     def make(name="t5", **changes):
         rows = write_rows(tmp_path / "rows.jsonl", ROWS)

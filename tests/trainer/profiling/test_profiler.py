@@ -271,7 +271,7 @@ def assert_nested(nvtx, steps):
 
 @pytest.fixture
 def nvtx(monkeypatch):
-    """What a recorder for CUDA does with the library, on a CPU."""
+    """Record, as a recorder for CUDA does with the library, on a CPU."""
     from trainctl.trainer.profiling.recorders import TorchRecorder
 
     monkeypatch.setattr(profiling, "make_recorder", lambda _, steps, folder: TorchRecorder("cuda:0", steps))

@@ -1,4 +1,4 @@
-"""What a lack of memory leaves of the limits of micro-batches."""
+"""Tests of what a lack of memory leaves of the limits of micro-batches."""
 
 import numpy as np
 import pytest

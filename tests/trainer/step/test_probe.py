@@ -1,4 +1,4 @@
-"""What a rank says of the probe batch: of which tokens, by which numbers, and that nothing changes by it."""
+"""Tests of what a rank says of the probe batch: of which tokens, by which numbers, and that nothing changes by it."""
 
 import time
 

@@ -1,4 +1,5 @@
-"""What a step reports beside its loss: operations, calls, memory's trend, updates, loss scales, and data rates."""
+"""Tests of what a step reports beside its loss: operations, calls, memory's trend, updates, loss scales, and data
+rates."""
 
 import sys
 from collections import Counter
@@ -50,7 +51,7 @@ def flops_of(model, folder, adapter):
 
 
 def expected(found):
-    """What torch counts: eager attention also multiplies what is masked, so twice as much."""
+    """Return the operations that torch counts: eager attention also multiplies what is masked, so twice as much."""
     return found._replace(per_token_pair=2 * found.per_token_pair).of(SEQUENCES * LENGTH, SEQUENCES)
 
 

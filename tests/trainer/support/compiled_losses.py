@@ -41,7 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
 }
 """Changes of the run file, sizes of micro-batches, and the tolerance of a gradient."""
 PASSES = 3
-"""Of each size: a CUDA graph is recorded in a later pass than the first, and only then replayed."""
+"""Passes of each size: a CUDA graph is recorded in a later pass than the first, and only then replayed."""
 
 
 def compare(run: Path, sizes: Sequence[str], cache: Path, **environment: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ STEPS = 40
 UNEVEN = [((7, 5), (4, 3))] * 8 + [((2, 10), (1, 10))] * 12
 """Shares and micro-batches of two ranks in 20 steps, with a rebalance and a resize."""
 TOLERANCES = {"float32": 5e-6, "bfloat16": 5e-4, "float16": 1e-4}
-"""How far losses in 16 bit may be from those in 32 bit."""
+"""The distance by which losses in 16 bit may be from those in 32 bit."""
 G = 12
 SIZES = (12, 1, 5, 7, 2, 12, 3, 11)
 

@@ -23,7 +23,7 @@ class ForkServers:
         return self._standbys[engine].take(engine)
 
     def pid(self, engine: Engine) -> int:
-        """Of the server, which is there once `prepare` or `take` was called."""
+        """Return the server's process id, which is there once `prepare` or `take` was called."""
         server = self._standbys[engine]._server
         return server.process.pid
 

@@ -67,13 +67,13 @@ class Rank:
         return self.submit(work).result(DEADLINE_SECONDS)
 
     def begin(self, form: m.Form) -> None:
-        """What the control thread does with an order to form."""
+        """Do what the control thread does with an order to form."""
         assert self.rig.progress.form(form)
         group = self.membership.form(form)
         self.group = group
 
     def complete(self, form: m.Form) -> None:
-        """What the main thread does then."""
+        """Do what the main thread does then."""
         self.group.complete()
         if form.source is not None:
             copy_state_to_ranks_behind(self.rig.rank, self.group, form)
@@ -81,7 +81,7 @@ class Rank:
         self.rig.rank.group = self.group
 
     def fence(self, generation: m.Generation) -> FenceAnswer:
-        """What the control thread does with a fence."""
+        """Return what the control thread does with a fence."""
         self.membership.leave()
         answer = self.rig.progress.try_fence(generation, DEADLINE_SECONDS)
         assert answer is not None

@@ -1,4 +1,4 @@
-"""What a power cut leaves of a folder, at each moment of a program that writes to it.
+"""The contents that a power cut leaves of a folder, at each moment of a program that writes to it.
 
 The kernel's page cache survives a kill, so no kill shows that an fsync is missing. Here a disk is modelled that has of
 a file the bytes that it had at its last fsync, and of a folder the names at its last fsync. Everything else may be
@@ -17,11 +17,11 @@ from typing import Any, Literal, get_args
 import pytest
 
 Also = Literal["nothing", "removals", "names"]
-"""What reached the disk beside what was synced: nothing; that files and folders were removed (whatever still has their
-name then finds nothing); or all names as they were, of files whose bytes were not synced too."""
+"""Ways in which a disk may have more than was synced: nothing more; that files and folders were removed (whatever still
+has their name then finds nothing); or all names as they were, of files whose bytes were not synced too."""
 ALSO: tuple[Also, ...] = get_args(Also)
 Tree = dict[str, Any]
-"""Of each name, a file's bytes or a folder's tree."""
+"""A folder's tree: for each name, a file's bytes or a folder's tree."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Moment:
     gone: frozenset[Node]
 
     def after_a_cut(self, also: Also) -> Tree:
-        """What is on the disk if the power goes now."""
+        """Return what is on the disk if the power goes now."""
         return self._tree(self.root, also)
 
     def _tree(self, folder: Node, also: Also) -> Tree:
@@ -61,7 +61,7 @@ class Moment:
 
 
 class SyncedDisk:
-    """Of a folder and what is in it. All that is there at first is on the disk."""
+    """The disk of a folder and what is in it. All that is there at first is on the disk."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -172,7 +172,7 @@ class Program(TrainctlApp):
 
 
 def own_bindings(kind: type[DOMNode]) -> list[Binding]:
-    """What a screen declares or inherits, one for each key."""
+    """Return what a screen declares or inherits, one for each key."""
     declared = [item for part in kind.__mro__ for item in part.__dict__.get("BINDINGS", ())
                 if issubclass(part, DOMNode) and part.__module__.startswith("trainctl.")]  # fmt: skip
     found: dict[str, Binding] = {}

@@ -43,7 +43,7 @@ def without(series: m.Series) -> m.Series:
 
 
 def opened_again(boot: str = "boot-2") -> m.Snapshot:
-    """What the restarted agent answers 40 s later, at step 140."""
+    """Return what the restarted agent answers 40 s later, at step 140."""
     made = snapshot(run_view(3, step=140))
     return msgspec.structs.replace(
         made, boot=boot, at=NOW + OUTAGE_SECONDS, series=tuple(map(without, made.series)),

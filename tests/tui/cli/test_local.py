@@ -1,4 +1,5 @@
-"""What the command line decides by itself: no agent is asked, the exit code is 2 and one line says what is wrong."""
+"""Tests of what the command line decides by itself: no agent is asked, the exit code is 2 and one line says what is
+wrong."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""What the command line offers: its help, its completion in real shells, and which commands `--read-only` refuses."""
+"""Tests of what the command line offers: its help, its completion in real shells, and which commands `--read-only`
+refuses."""
 
 import os
 import subprocess

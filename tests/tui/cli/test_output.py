@@ -1,4 +1,5 @@
-"""What the command line prints, from messages alone: lines, tables, JSON, and the place a follower has come to."""
+"""Tests of what the command line prints, from messages alone: lines, tables, JSON, and the place a follower has come
+to."""
 
 import json
 import random

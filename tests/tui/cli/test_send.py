@@ -31,7 +31,7 @@ def reply(state: Any, **fields: Any) -> m.CommandReply:
 
 
 def says(*replies: m.AgentReply | bytes) -> Answer:
-    """The same to every command; to a request for one, a snapshot of an idle agent."""
+    """Return one answer to every command; to a request for one, a snapshot of an idle agent."""
     idle = msgspec.structs.replace(SNAPSHOT, run=None)
     return lambda request: list(replies) if isinstance(request, m.Command) else [idle]
 

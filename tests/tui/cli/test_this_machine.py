@@ -1,4 +1,4 @@
-"""Which agent is meant where none is named, the offer to start one, and a peer that is none."""
+"""Tests of which agent is meant where none is named, the offer to start one, and a peer that is none."""
 
 import fcntl
 import os

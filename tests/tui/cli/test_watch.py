@@ -29,7 +29,7 @@ VIEW, STEP, EVENT, SAMPLE = (SHOWN[kind] for kind in ("run-view", "step-committe
 
 
 class Run:
-    """What the agent has of a run that is watched: its record, and the snapshot it gives."""
+    """An agent's view of a run that is watched: its record, and the snapshot it gives."""
 
     def __init__(self) -> None:
         self.steps, self.events = [STEP], [EVENT]

@@ -204,7 +204,7 @@ def test_the_last_run_of_a_demo_is_found(directory: Path, tmp_path: Path, monkey
 def test_an_agent_leads_to_no_other_directory(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """What it says may be any path: only a directory with the run's ID for a name is opened, and no link."""
+    """An agent may name any path: only a directory with the run's ID for a name is opened, and no link."""
     node = directory.parent.parent
     (tmp_path / "other").symlink_to(node)
     (tmp_path / "link").mkdir()

@@ -1,4 +1,4 @@
-"""What a run costs, in the head, on Runs and in `trainctl status`; without a price nothing is said."""
+"""Tests of what a run costs, in the head, on Runs and in `trainctl status`; without a price nothing is said."""
 
 import msgspec
 import pytest

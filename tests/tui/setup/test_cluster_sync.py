@@ -1,4 +1,4 @@
-"""What `cluster sync` copies where, decided without a node, and what it reads from rsync's output."""
+"""Tests of what `cluster sync` copies where, decided without a node, and what it reads from rsync's output."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ from trainctl.tui.setup.sync_files import NodeFiles
 
 
 def config(model: str | Path, data: str | Path, **node: str) -> RunFile:
-    """Of a run, as it is for the node `mbp`, which has `node` of its own."""
+    """Return the tables of a run, as it is for the node `mbp`, which has `node` of its own."""
     raw = with_value(with_value(good(), "model.path", str(model)), "nodes.mbp", node)
     return run_file.parse(with_value(raw, "data", {"path": str(data), "tokenizer": "bytes"}))
 

@@ -1,4 +1,4 @@
-"""What a rank's row, status and charts say: its waits, its peak memory, and the compiler's time."""
+"""Tests of what a rank's row, status and charts say: its waits, its peak memory, and the compiler's time."""
 
 from pathlib import Path
 

@@ -77,7 +77,7 @@ def test_trend_needs_enough_steps_and_has_the_right_sign_and_size() -> None:
 
 @pytest.mark.parametrize("steps", [1100, 5000])
 def test_a_trend_never_tells_of_more_than_there_was(steps: int) -> None:
-    """Of a loss that falls fast and levels out: a slope over the fall would say more than the whole of it."""
+    """The trend of a loss that falls fast and levels out: a slope over the fall would say more than the whole of it."""
     values = [(step, 1.4 + 4.2 * math.exp(-step / 150)) for step in range(1, steps + 1)]
     change = s.trend(filled(values, 512), 1000)
     size = 1000 // 16
@@ -121,7 +121,7 @@ def test_windows_that_grow_from_one_another_keep_their_own_values() -> None:
 
 @pytest.mark.parametrize("value", [7.0, math.nan])
 def test_windows_that_fold_and_merge_stay_in_stores_and_keep_their_own_values(value: float) -> None:
-    """What is on the heap when all series of a run fold at one step would stay there."""
+    """Values that are on the heap when all series of a run fold at one step would stay there."""
     window = s.empty(16)
     for step in range(1, 100):
         window = s.add(window, step, float(step))

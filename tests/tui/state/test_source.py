@@ -89,7 +89,7 @@ async def following(source: TwoRuns) -> AsyncIterator[LiveFeed]:
 
 
 async def taken(feed: LiveFeed, source: TwoRuns, *messages: Any) -> None:
-    """What came has been taken in, each under the next number."""
+    """Check that all that came has been taken in, each under the next number."""
     for message in messages:
         seq = feed.live.seq + 1
         source.more.put_nowait(msgspec.structs.replace(message, boot=feed.live.boot, seq=seq))

@@ -1,4 +1,4 @@
-"""How the tests of the command line call it: as the process a person starts, and what they leave behind."""
+"""Calls of the command line in tests: as the process a person starts, and what they leave behind."""
 
 import contextlib
 import io

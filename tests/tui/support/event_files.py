@@ -1,4 +1,4 @@
-"""What a mirror has written, read back: TensorBoard's by its own reader, W&B's transaction log by its own messages."""
+"""A mirror's files, read back: TensorBoard's by its own reader, W&B's transaction log by its own messages."""
 
 import json
 import struct
@@ -10,7 +10,7 @@ _HEADER_BYTES, _BLOCK_BYTES = 7, 32768
 
 
 class Board(NamedTuple):
-    """What TensorBoard shows of a run: by tag and step. A step that is there twice fails the reading."""
+    """A run as TensorBoard shows it, by tag and step. A step that is there twice fails the reading."""
 
     scalars: dict[str, dict[int, float]]
     texts: dict[str, dict[int, str]]

@@ -1,4 +1,4 @@
-"""What an agent shows of a run that says little of itself: a guest's."""
+"""An agent's view of a run that says little of itself: a guest's."""
 
 import msgspec
 from tests.tui.support.recorded import Message, Recorded, run_view, under_way

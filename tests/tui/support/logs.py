@@ -9,7 +9,7 @@ from trainctl.protocol.record.log_format import write
 
 
 def log_of(place: int, backend: str, device: str, ranks: int) -> str:
-    """What a trainer of the group has said in the last hour."""
+    """Return what a trainer of the group has said in the last hour."""
     start = NOW - 3600 + 0.4 * place
     lines = [
         write(start, "INFO", f"ready: {backend} on {device}, 1,235,814,400 parameters, 120,000 samples, at step 0"),
@@ -24,7 +24,7 @@ def log_of(place: int, backend: str, device: str, ranks: int) -> str:
 
 
 def logs_of_four() -> dict[int, str]:
-    """Of the fleet of four; the last has died, and its agent doesn't answer."""
+    """Return the logs of the fleet of four; the last has died, and its agent doesn't answer."""
     made = {
         rank: log_of(rank, backend, device, 4)
         for rank, (backend, device) in enumerate(

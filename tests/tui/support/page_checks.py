@@ -1,4 +1,4 @@
-"""What must hold for every HTML page of a report, read from its text alone."""
+"""Checks for every HTML page of a report, read from its text alone."""
 
 import re
 from html.parser import HTMLParser

@@ -79,9 +79,9 @@ OF_FOUR = {
     "torch": m.Compute("bfloat16", False, "default", "sdpa", "float32", deterministic=False, cudnn_benchmark=True),
     "mlx": m.Compute("bfloat16", None, "off", "mx.fast", "float32"),
 }
-"""Of the fleet of four, by backend."""
+"""Devices of the fleet of four, by backend."""
 SECONDS = {1: 0.31, 3: 0.4, 4: 3.06}
-"""Of a step, by the number of ranks."""
+"""Seconds of a step, by the number of ranks."""
 
 
 def rank_views(nodes: int) -> tuple[m.RankView, ...]:
@@ -143,7 +143,7 @@ def shrunk(view: m.RunView) -> m.RunView:
 
 
 def comings_and_goings(view: m.RunView, seq: int) -> list[m.Event]:
-    """How the group of three came to be as `shrunk` has it."""
+    """Return how the group of three came to be as `shrunk` has it."""
     ranks, by_gloo = ("torch-a", "torch-b", "mlx-c"), {"engine": "gloo"}
 
     def split(before: tuple[int, ...], after: tuple[int, ...], cause: str = "", **rank: str) -> e.SharesChanged:
@@ -328,7 +328,7 @@ def lap_series(view: m.RunView, first_step: int) -> tuple[m.Series, ...]:
 
 
 def compile_series(view: m.RunView, first_step: int, last_step: int, columns: int) -> tuple[m.Series, ...]:
-    """What the compiler took in step 1 of the ranks that compile, in a bucket as wide as is asked for."""
+    """Return what the compiler took in step 1 of the ranks that compile, in a bucket as wide as is asked for."""
     size, seconds = choose(first_step, last_step, columns).bucket_steps, (41.2,)
     ranks = [rank.rank for rank in view.ranks if rank.compute is not None and rank.compute.compile != "off"]
     return tuple(m.Series("compile_seconds", rank, size, (1 // size * size,), *[seconds] * 4) for rank in ranks)
@@ -338,7 +338,7 @@ def compile_series(view: m.RunView, first_step: int, last_step: int, columns: in
 def history_of(
     view: m.RunView, metrics: tuple[str, ...], first_step: int, last_step: int | None, columns: int
 ) -> tuple[m.Series, ...]:
-    """What a record answers: each metric between two steps in at most `columns` buckets."""
+    """Return what a record answers: each metric between two steps in at most `columns` buckets."""
     first, last = max(first_step, 1), min(last_step or view.step, view.step)
     zoom = choose(first, last, columns)
     every = {(made.metric, made.rank): made for made in series(view)}
@@ -371,7 +371,7 @@ def history_of(
 
 
 def snapshot(view: m.RunView | None, seq: int = 0) -> m.Snapshot:
-    """What an agent answers an attach with; passed through the codec, as everything here."""
+    """Return what an agent answers an attach with; passed through the codec, as everything here."""
     lead = view.lead if view else "atlas"
     live = [rank.rank for rank in view.ranks if rank.state != "lost"] if view and view.step else []
     made = m.Snapshot(

@@ -96,7 +96,7 @@ def copied(directory: Path, name: str, change: Callable[[RunPaths], None]) -> Pa
 
 
 def with_sql(*statements: str) -> Callable[[RunPaths], None]:
-    """What changes the rows of a record."""
+    """Return what changes the rows of a record."""
 
     def change(paths: RunPaths) -> None:
         with sqlite3.connect(paths.record) as connection:

@@ -1,4 +1,4 @@
-"""What the program keeps in memory: no closed screen, no more of a run after many steps, and no free page."""
+"""Tests of what the program keeps in memory: no closed screen, no more of a run after many steps, and no free page."""
 
 import gc
 import mmap
@@ -22,7 +22,7 @@ from trainctl.tui.state import view_state as md
 from trainctl.tui.terminal import terminal_app
 
 RANKS = 2
-"""Of those there are; their series stand for all."""
+"""Ranks that are kept; their series stand for all."""
 VIEW = run_view(4, step=0, steps=9000)
 
 

@@ -1,4 +1,5 @@
-"""What is shown when: all messages of a moment taken in at once, repaints in parts, and keys before the next part."""
+"""Tests of what is shown when: all messages of a moment taken in at once, repaints in parts, and keys before the next
+part."""
 
 import asyncio
 import contextlib
@@ -30,7 +31,7 @@ NODES = [rank.node for rank in VIEW.ranks]
 
 
 def message(kind: str, step: int, rank: int, seq: int) -> tuple[str, md.Incoming]:
-    """Of a kind, and the node whose agent says it."""
+    """Return a message of a kind, and the node whose agent says it."""
     node = NODES[rank]
     match kind:
         case "step":

@@ -64,7 +64,8 @@ def test_what_is_not_painted_is_the_same_in_both(old: list[Piece], new: list[Pie
 
 
 GRAPHIC = {"rule", "band", "bar"}
-"""What is drawn, not written: lines between parts, the band behind a curve, bars whose number stands beside them."""
+"""Characters that are drawn, not written: lines between parts, the band behind a curve, bars whose number stands beside
+them."""
 
 
 @pytest.mark.parametrize(("theme", "least"), [(themes.NIGHT, 4.5), (themes.DAY, 4.5), (themes.CONTRAST, 7.0)],

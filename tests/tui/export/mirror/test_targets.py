@@ -90,7 +90,7 @@ class Follower:
         )
 
     def end(self, number: int) -> str:
-        """What it said."""
+        """Return what it said."""
         self.process.send_signal(number)
         return self.process.communicate(timeout=DEADLINE_SECONDS)[1]
 
