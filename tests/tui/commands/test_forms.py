@@ -8,7 +8,6 @@ from tests.tui.support.cli_calls import call_process
 from tests.tui.support.recorded import CLOCK, CONNECTED, run_view, shrunk, snapshot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import TypedLineError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.events import Evaluated
 from trainctl.tui.commands import arguments
@@ -17,6 +16,7 @@ from trainctl.tui.commands.command import Order
 from trainctl.tui.commands.forms import changes_nothing, preview
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
+from trainctl.tui.state.filter_language import TypedLineError
 from trainctl.tui.text import formatting as f
 
 STATE = reducer.apply(reducer.apply(md.ViewState(), CONNECTED, 0.0), snapshot(run_view(1)), CLOCK.at_monotonic)

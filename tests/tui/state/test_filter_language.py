@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from tests.tui.support.recorded import CLOCK, CONNECTED, live_hosts, run_view, snapshot
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import TypedLineError
 from trainctl.protocol.messages.events import MicroBatchChanged
 from trainctl.tui.state import filter_language as fl
 from trainctl.tui.state import reducer, table_schemas
 from trainctl.tui.state import table_fields as q
 from trainctl.tui.state import view_state as md
-from trainctl.tui.state.filter_language import And, Compare, Not, Or, Pattern, Term, Word
+from trainctl.tui.state.filter_language import And, Compare, Not, Or, Pattern, Term, TypedLineError, Word
 from trainctl.tui.state.rank_rows import Row, rows
 from trainctl.tui.state.table_fields import FilterField, Table
 

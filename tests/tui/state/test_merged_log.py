@@ -7,11 +7,10 @@ from tests.tui.support.logs import logs_of_four
 from tests.tui.support.recorded import CLOCK, NOW, run_view
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.errors import TypedLineError
 from trainctl.protocol.record.log_format import write
 from trainctl.tui.screens import log_view as lv
 from trainctl.tui.state import merged_log as lt
-from trainctl.tui.state.filter_language import parse
+from trainctl.tui.state.filter_language import TypedLineError, parse
 from trainctl.tui.state.table_schemas import LOGS
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.styled_line import plain

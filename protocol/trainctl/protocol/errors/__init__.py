@@ -5,7 +5,6 @@ TrainctlError
 │   ├── NotCachedError      exit 2   a model that has yet to be downloaded
 │   ├── BusyError           exit 2   a database that another process has locked
 │   ├── DamagedError        exit 2   a database that can't be read
-│   ├── TypedLineError      exit 2   a filter or a command of the `:` line, with the column of its fault
 │   └── SeveralInvalidError exit 2   several of them at once
 ├── RefusedError            exit 3   the agent rejected the request, or it failed there
 ├── ExpiredError            exit 4   not applied within the time asked for
@@ -65,14 +64,6 @@ class BusyError(InvalidInputError):
 
 class DamagedError(InvalidInputError):
     """A database whose contents can't be read, or whose file is gone."""
-
-
-class TypedLineError(InvalidInputError):
-    """A fault in a line that was typed, such as a filter, and in which column of it (from 1)."""
-
-    def __init__(self, column: int, problem: str) -> None:
-        super().__init__(f"column {column}", problem)
-        self.column = column
 
 
 class SeveralInvalidError(InvalidInputError):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError, TypedLineError, UnreachableError
+from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlError, UnreachableError
 from trainctl.protocol.messages import LogPart, LogRequest, SnapshotRequest
 from trainctl.tui.cli import agent_call, output, runs
 from trainctl.tui.cli.options import ClusterFile, Connect, JsonLines, complete_nodes, subcommands
 from trainctl.tui.cli.runs import RunAtAgent
-from trainctl.tui.state.filter_language import Filter, parse
+from trainctl.tui.state.filter_language import Filter, TypedLineError, parse
 from trainctl.tui.state.merged_log import PART_BYTES, LogEntry, failed, from_start, take
 from trainctl.tui.state.table_schemas import LOGS
 from trainctl.tui.text.styled_line import clean

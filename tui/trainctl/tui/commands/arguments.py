@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol.errors import InvalidInputError, TypedLineError
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.verb_arguments import completions
 from trainctl.tui.commands.checked_run_file import check_run_file
 from trainctl.tui.commands.command import Order
+from trainctl.tui.state.filter_language import TypedLineError
 
 EXAMPLE = next(verb.typed for verb in verbs.VERBS.values() if verb.scope == "edit")
 """A whole command, as it is typed."""

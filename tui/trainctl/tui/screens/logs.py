@@ -11,11 +11,10 @@ from textual.widget import Widget
 from textual.widgets import Input
 from textual.worker import Worker
 
-from trainctl.protocol.errors import TypedLineError
 from trainctl.tui.screens import log_view
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.screens.log_view import Named, View, held, jumped, names_of, problems, scrolled
-from trainctl.tui.state.filter_language import parse
+from trainctl.tui.state.filter_language import TypedLineError, parse
 from trainctl.tui.state.merged_log import LogEntry
 from trainctl.tui.state.table_schemas import LOGS
 from trainctl.tui.text.styled_line import Line, rule, shorten

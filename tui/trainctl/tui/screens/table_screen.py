@@ -13,10 +13,10 @@ from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Input
 
-from trainctl.protocol.errors import TypedLineError
 from trainctl.tui.commands.context import context_of
 from trainctl.tui.screens.base import BaseScreen
 from trainctl.tui.state import filter_language, table_fields
+from trainctl.tui.state.filter_language import TypedLineError
 from trainctl.tui.state.table_fields import Table
 from trainctl.tui.text.styled_line import Line, Piece, clean, ellipsized, fit, folded, line, spread, width
 from trainctl.tui.widgets.fields import InputField

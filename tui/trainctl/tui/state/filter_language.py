@@ -11,12 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from trainctl.protocol.errors import TypedLineError
+from trainctl.protocol.errors import InvalidInputError
 from trainctl.tui.state.table_fields import OPERATORS, Table, Test, ValueProblem, pattern_of, test_of
 
 R = TypeVar("R")
 _DEEPEST = 40
 _MARKS = frozenset("<>=!:~")
+
+
+class TypedLineError(InvalidInputError):
+    """A fault in a line that was typed, such as a filter, and in which column of it (from 1)."""
+
+    def __init__(self, column: int, problem: str) -> None:
+        super().__init__(f"column {column}", problem)
+        self.column = column
 
 
 def _never(_: object) -> bool:
