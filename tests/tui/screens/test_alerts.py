@@ -150,7 +150,7 @@ async def test_the_panel_by_key_and_mouse() -> None:
         await pilot.press("1", "w")
         await pilot.pause()
         assert app.screen.query_one("#dialog").border_title == "why: mbp: clock"
-        assert "+142 ms" in app.screen.query_one("#dialog-text", Lines).shown[1]
+        assert "+0.14 s" in app.screen.query_one("#dialog-text", Lines).shown[1]
 
 
 async def test_nothing_is_sent_by_a_screen_that_only_reads() -> None:

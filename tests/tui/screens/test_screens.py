@@ -139,7 +139,7 @@ async def test_y_copies_a_value_by_osc_52() -> None:
         await until(pilot, lambda: copied[1:] == ["tcp://127.0.0.1:7474"])
         assert any("copied address: tcp://" in str(item.message) for item in app._notifications)
         await pilot.press("4", "y", "2")
-        await until(pilot, lambda: copied[2:] == ["mini slowed by 142 ms in backward"])
+        await until(pilot, lambda: copied[2:] == ["mini slowed by 0.14 s in backward"])
         await pilot.press("enter", "y", "3")
         await until(pilot, lambda: copied[3:] == ["18240"])
         await pilot.press("0")

@@ -6,8 +6,8 @@ from trainctl.protocol import messages as m
 
 CLOCK_ALERT = m.AlertView(
     id="clock:mbp:1", kind="clock", severity="warning", node="mbp", rank=1, step=18_239, raised_at=NOW - 64,
-    text="+142 ms in backward: 84 °C, 1.62→1.38 GHz",
-    facts=("data 19 ms, forward 948 ms→957 ms, backward 1.85 s→1.99 s",
+    text="+0.14 s in backward: 84 °C, 1.62→1.38 GHz",
+    facts=("data 19 ms, forward 0.95 s→0.96 s, backward 1.85 s→1.99 s",
            "Apple M3 Max: 98 % used, 1.38 GHz, 54 W, 84 °C", "mbp: cpu 31 %, load 4.2"),
 )  # fmt: skip
 LOST_ALERT = m.AlertView(

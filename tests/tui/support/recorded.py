@@ -263,7 +263,7 @@ def events(view: m.RunView) -> tuple[m.Event, ...]:
         event(4, 700, e.CheckpointWritten(start - 18, 300_000_000, 0.014), step=start - 18),
         event(5, 660, e.LearningRateChanged(1.8e-4, 1.62e-4, "scale"), step=start - 30, verb="set-lr", command="b",
               **by_anna),
-        event(6, 5, e.Notice(f"{view.ranks[-1].node} slowed by 142 ms in backward", "rank"), severity="warning",
+        event(6, 5, e.Notice(f"{view.ranks[-1].node} slowed by 0.14 s in backward", "rank"), severity="warning",
               step=start),
     )  # fmt: skip
 

@@ -261,7 +261,7 @@ class _Clock:
 
 
 def _lower_clock(before: Typical | None, now: Typical | None, gpu: GpuReading, host: HostReading, clock: str) -> Said:
-    """Say what a lower clock does: `+142 ms in backward: 84 °C, 1.62→1.38 GHz`."""
+    """Say what a lower clock does: `+0.14 s in backward: 84 °C, 1.62→1.38 GHz`."""
     grew = _grown(before, now)
     state = [_heat(gpu, host), f"{clock} GHz", limited_by(gpu)]
     words = ", ".join(word for word in state if word)

@@ -109,7 +109,7 @@ def overview_lines(state: ViewState, clock: Clock, columns: int, rows: int) -> l
 
 
 def overview_line(alert: AlertView, clock: Clock, columns: int, *, key: str = "") -> Line:
-    """Return `14:31 ALERT mbp +142 ms in backward: 84 °C, 1.62→1.38 GHz w why`; a click asks why."""
+    """Return `14:31 ALERT mbp +0.14 s in backward: 84 °C, 1.62→1.38 GHz w why`; a click asks why."""
     word, role = ALERT_WORDS[alert.severity]
     why = f"app.why({alert.id!r})"
     at = clock.time_of(alert.raised_at)
