@@ -7,12 +7,12 @@ from functools import partial
 from statistics import median, median_low
 
 from trainctl.node_agent.alerts.conditions import Observation, Said, arrow, gigahertz, limited_by
-from trainctl.protocol.analysis.rolling import RollingStatistics, SlowdownDetector
+from trainctl.protocol.analysis.rolling import RECENT_STEPS, RollingStatistics, SlowdownDetector, beyond_others
 from trainctl.protocol.config.alert_rules import LOADED_PERCENT, AlertsTable
 from trainctl.protocol.messages import BUSY_PHASES, GpuReading, HostReading, RankStep
 from trainctl.protocol.messages.event_prose import seconds
 
-BLOCK_STEPS = 20
+BLOCK_STEPS = RECENT_STEPS
 """Steps in the block whose median is compared."""
 FARTHEST_SHARE = 2.0
 """Largest factor between shares at which rates are compared; beyond it a step's fixed cost would show."""
@@ -154,7 +154,7 @@ class PaceWatch:
             # With another micro-batch, or quite another share, there is nothing to be slower than.
             return [Observation("throughput", False, True, lambda: Said(""), part.node, part.rank)]
         self._slower[part.rank] = 1 - typical.rate / best.rate
-        judged = self._judged(self._alone(part.rank), is_slow=pace.is_slow)
+        judged = self._judged(beyond_others(self._slower, part.rank), is_slow=pace.is_slow)
         return [Observation("throughput", *judged, lambda: _slower(best, typical), part.node, part.rank)]
 
     def _judged(self, slower: float, *, is_slow: bool) -> tuple[bool, bool]:
@@ -162,12 +162,6 @@ class PaceWatch:
         table = self._table
         is_bad = is_slow and slower > table.throughput_drop_percent / 100
         return is_bad, not is_slow or slower < table.throughput_clear_percent / 100
-
-    def _alone(self, rank: int) -> float:
-        """Return by how much a rank is slower beyond what the others are too: what slows most of them is no rank's
-        own trouble, such as a busy machine that they share."""
-        others = [slower for other, slower in self._slower.items() if other != rank]
-        return self._slower[rank] - max(0.0, median(others) if others else 0.0)
 
     def _together(self) -> Observation:
         """Judge all ranks: what slows more than half of them is the fleet's trouble, and no rank's own."""

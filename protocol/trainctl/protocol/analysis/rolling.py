@@ -7,7 +7,7 @@ so that a few long steps, as in a checkpoint, are no slowdown (Winsorising: Hube
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import mul
 from statistics import median
 from typing import Final
@@ -153,7 +153,10 @@ LEARNED_STEPS: Final = 60
 RECENT_STEPS: Final = 20
 """Newest steps whose median is compared with the level."""
 SOUGHT: Final = 0.1
-"""Slowdown that is to be found: 0.1 is 10 % longer. Half of it is allowed for at each step."""
+"""Slowdown that is to be found, by alerts and by a diagnosis: 0.1 is 10 % longer. Half of it is allowed for at each
+step."""
+LONGER: Final = SOUGHT / 2
+"""Slowdown below which there is none, and no reading of a machine counts as the cause of one."""
 ALLOWED_SCATTERS: Final = 1.5
 """Least that is allowed for at each step, in units of the scatter: more noise needs a larger slowdown."""
 MOST_SCATTERS: Final = 3.0
@@ -228,7 +231,7 @@ class SlowdownDetector:
         self._longer = _bounded(self._longer + min(above - allowed, MOST_SCATTERS))
         self._shorter = _bounded(self._shorter + min(-above - allowed, MOST_SCATTERS))
         may_be_slow = self._is_slow or self._longer >= ALARM_SCATTERS
-        is_long = may_be_slow and (self.slowdown or 0.0) >= SOUGHT / 2
+        is_long = may_be_slow and (self.slowdown or 0.0) >= LONGER
         if self._shorter >= ALARM_SCATTERS:
             self._start_over()
         elif self._is_slow and not is_long:
@@ -240,6 +243,13 @@ class SlowdownDetector:
         """It has become faster: learn the level from here on."""
         self._level, self._scatter, self._is_slow = None, None, False
         self._longer, self._shorter = 0.0, 0.0
+
+
+def beyond_others(slower: Mapping[int, float], rank: int) -> float:
+    """Return by what part a rank is slower than it was, beyond what most others are too: what slows them all, such as
+    longer samples or a busy machine that they share, is no rank's own trouble. `slower`: that part, by rank."""
+    others = [part for other, part in slower.items() if other != rank]
+    return slower[rank] - max(0.0, median(others) if others else 0.0)
 
 
 def _bounded(total: float) -> float:

@@ -9,13 +9,12 @@ from statistics import median
 
 from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent
+from trainctl.protocol.analysis.rolling import LONGER
 from trainctl.protocol.batch.core_sharing import set_threads
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.messages import GpuProcess, RankView, WhatIf
 from trainctl.protocol.messages.event_prose import seconds
 
-SLOWER = 0.05
-"""Part by which passes are slower than before, or than calibrated, for a reading to count as their cause."""
 SWAP_BYTES = 1e6
 """Bytes per second swapped in and out."""
 MEMORY_PRESSURE = 10.0
@@ -73,14 +72,14 @@ def without_slowdown(s: Situation, node: str, what: str) -> WhatIf | None:
 def impact(s: Situation, node: str) -> str:
     """The slowdown as a line of evidence; empty: none is known."""
     part, rank = slower(s, node)
-    if part is None or rank is None or part < SLOWER:
+    if part is None or rank is None or part < LONGER:
         return ""
     return f"{s.label(rank)}'s data, forward and backward take {percent(part)} longer than they did"
 
 
 def is_slower(s: Situation, node: str) -> bool:
     part, _ = slower(s, node)
-    return part is not None and part >= SLOWER
+    return part is not None and part >= LONGER
 
 
 def is_crowded(s: Situation) -> bool | None:
@@ -266,7 +265,7 @@ def _is_crowded(s: Situation, node: str, waits: float) -> bool:
         return False
     if before is None:
         return part >= FROM_THE_START
-    return waits >= min(before + RISEN, (before + 100) / 2) and part >= SLOWER
+    return waits >= min(before + RISEN, (before + 100) / 2) and part >= LONGER
 
 
 def _is_shared(s: Situation, node: str) -> bool:

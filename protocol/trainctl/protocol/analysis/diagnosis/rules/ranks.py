@@ -7,6 +7,8 @@ from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared
 from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, cpu_pressure, is_crowded, more_prefetch
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent
+from trainctl.protocol.analysis.rolling import SOUGHT, beyond_others
+from trainctl.protocol.analysis.straggler import waits
 from trainctl.protocol.batch.against_profile import sent_bytes
 from trainctl.protocol.batch.split import ShareCost, check_enough, slowest, split
 from trainctl.protocol.errors import InvalidInputError
@@ -104,11 +106,11 @@ def slow_link(s: Situation) -> Iterator[Verdict]:
         is_below_calibration = use is not None and use < s.alerts.link_percent / 100
         is_slow = is_below_calibration or (before is not None and before < 0.5 * s.sync_seconds)
         title = "the link between the nodes is slow" if is_slow else "the sum of gradients takes long"
-        waits = cpu_pressure(s)
+        pressure = cpu_pressure(s)
         if not is_slow and not _crosses(s) and not _is_explained(s):
             yield Clear(f"{percent(part)} of a step, more than its bytes explain: it waits for processors")
-        elif waits is not None and waits >= CPU_PRESSURE and not is_slow:
-            yield Clear(f"{percent(part)} of a step, at a CPU pressure of {waits:.0f} %: it waits for processors")
+        elif pressure is not None and pressure >= CPU_PRESSURE and not is_slow:
+            yield Clear(f"{percent(part)} of a step, at a CPU pressure of {pressure:.0f} %: it waits for processors")
         else:
             yield _slow_sum(s, title, (*said, *_varied(s)), None)
 
@@ -203,7 +205,7 @@ def _values(s: Situation, took: float) -> dict[str, object]:
 
 
 CROWDED_TIMES = 3.0
-"""Factor of the gain of a split, and of OWN_GROWTH, at a high CPU pressure."""
+"""Factor of the gain of a split, and of SOUGHT, at a high CPU pressure."""
 MOST_STEPS, CROWDED_STEPS = 0.8, 0.9
 """Part of the steps in which the rank must be the slower one, and the same at a high CPU pressure: ranks that share
 processors keep each other waiting by turns."""
@@ -214,8 +216,6 @@ SPLIT_PART = 0.2
 processors."""
 MODELED_PART = 0.75
 """Part of a step without the sum that the slowest rank's model must explain, for splits to be compared by it."""
-OWN_GROWTH = 0.1
-"""Part by which a rank's passes must be longer than they were, to be called slow by its own past."""
 OWN_PART = 0.5
 """Part of the others' wait that this must explain."""
 
@@ -294,30 +294,20 @@ def _clear_split(s: Situation) -> Clear:
 
 def _waits(s: Situation, slow: int) -> dict[int, float]:
     """Seconds that each rank but the slow one waits for slower ones in the sum."""
-    others = [rank for rank in s.ranks if rank != slow]
-    return {rank: median([parts[rank].phases.sync - shared_sync(parts) for parts in s.recent]) for rank in others}
+    each = [waits(parts) for parts in s.recent]
+    return {rank: median([waited[rank] for waited in each]) for rank in s.ranks if rank != slow}
 
 
 def _own(s: Situation, rank: int) -> float:
     """Seconds by which the rank's passes are longer than they were, beyond what the others' became longer, if that
     explains the others' wait; else 0."""
-    if rank not in s.before:
+    before = {one: s.before[one].busy for one in s.ranks if one in s.before and s.before[one].busy > 0}
+    if rank not in before:
         return 0.0
-    before, wait = s.before[rank].busy, median(_waits(s, rank).values())
-    longer = s.ranks[rank].busy - max(_others_growth(s, rank), 1.0) * before
-    is_slower = before > 0 and longer >= (CROWDED_TIMES if is_crowded(s) else 1.0) * OWN_GROWTH * before
+    part = beyond_others({one: s.ranks[one].busy / busy - 1 for one, busy in before.items()}, rank)
+    longer, wait = part * before[rank], median(_waits(s, rank).values())
+    is_slower = part >= (CROWDED_TIMES if is_crowded(s) else 1.0) * SOUGHT
     return longer if is_slower and wait > 0 and longer >= OWN_PART * wait else 0.0
-
-
-def _others_growth(s: Situation, rank: int) -> float:
-    """The median of what the other ranks' passes take, relative to before: longer samples, or a busier machine, make
-    all of them longer. 1: not known."""
-    grown = [
-        its.busy / s.before[one].busy
-        for one, its in s.ranks.items()
-        if one != rank and one in s.before and s.before[one].busy > 0
-    ]
-    return median(grown) if grown else 1.0
 
 
 def _best(s: Situation, steps: list[Parts]) -> tuple[float, float] | None:
