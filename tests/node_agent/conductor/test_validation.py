@@ -79,15 +79,15 @@ def plan_for_one_that_is_out(patch: pytest.MonkeyPatch) -> None:
 
 def forget_who_copies(patch: pytest.MonkeyPatch) -> None:
     """As a conductor did that knew only of copiers whose disk failed."""
-    conclude = BackgroundWrites.conclude
+    end = BackgroundWrites.end
 
     def changed(writes: BackgroundWrites) -> str:
         writing = writes.now
         if writing is not None and not writing.ranks:
             writes._state.keep(writing=msgspec.structs.replace(writing, copier=None))
-        return conclude(writes)
+        return end(writes)
 
-    patch.setattr(BackgroundWrites, "conclude", changed)
+    patch.setattr(BackgroundWrites, "end", changed)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ class BackgroundWrites:
             copier = writing.copier if writing.copier != rank else None
             self._state.keep(writing=msgspec.structs.replace(writing, ranks=left, written=True, copier=copier))
 
-    def conclude(self) -> str:
+    def end(self) -> str:
         """End the commands once no rank is waited for. Gives why a copy is missing, else an empty string. A checkpoint
         that isn't copied elsewhere because its first writer failed or is gone is written again, first by one that
         can."""

@@ -90,7 +90,7 @@ class Commands:
             return
         self._state.pending.staged.append(command)
         self._proposals.yield_to(command)
-        if self._state.durable.mode == "paused" and self._pipeline.in_flight.is_still and self._state.stage == "formed":
+        if self._state.durable.mode == "paused" and self._pipeline.in_flight.is_empty and self._state.stage == "formed":
             self._pipeline.hold_next_plan()
 
     @property
@@ -137,7 +137,7 @@ class Commands:
     def enter_pause(self) -> None:
         """All that was planned is done."""
         state, step = self._state, self._state.progress.step
-        state.failures = 0  # a group that breaks while it idles is formed again as often as that takes
+        state.failed_formations = 0  # a group that breaks while it idles is formed again as often as that takes
         if state.durable.mode != "paused":
             state.persist(mode="paused")
         for id in [id for id, carried in state.durable.carried.items() if carried.verb == "resume"]:

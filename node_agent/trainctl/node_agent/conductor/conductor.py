@@ -95,7 +95,7 @@ class Conductor:
         try:
             self._dispatch(event)
             if state.durable.writing is not None and self.writes.look():
-                self._conclude_write()
+                self._on_write_done()
         except NobodyLeftError as error:
             self.ending.go_back(str(error))
         except CannotGoOnError as error:
@@ -167,7 +167,7 @@ class Conductor:
             case messages.Report():
                 done = self.pipeline.on_report(event)
                 if done is not None and self.stage != "leaving":  # then every command has its outcome
-                    self._conclude(done)
+                    self._on_plan_done(done)
             case messages.Ready():
                 self._on_loaded(event.rank, event, None)
             case messages.Alive():
@@ -178,7 +178,7 @@ class Conductor:
                 self.writes.on_progress(event)
             case messages.Checkpointed():
                 if self.writes.on_checkpointed(event):
-                    self._conclude_write()
+                    self._on_write_done()
             case messages.CheckpointCopy():
                 self.writes.on_copy(event)
             case messages.ProfileWritten():
@@ -252,7 +252,7 @@ class Conductor:
 
     def _let_depart(self) -> None:
         """Release ranks that leave; a paused run has no boundary to wait for."""
-        is_paused = self.durable.mode == "paused" and self.stage == "formed" and self.pipeline.in_flight.is_still
+        is_paused = self.durable.mode == "paused" and self.stage == "formed" and self.pipeline.in_flight.is_empty
         if is_paused and self.departures.due:
             self.departures.apply(self.progress.step + 1)
             self.shared.persist()
@@ -287,7 +287,7 @@ class Conductor:
         if self.stage in ("fencing", "offering", "forming", "formed"):
             self.shared.decide(Tell(rank, messages.Fence(run=self.run, generation=self.durable.generation)))
 
-    def _conclude(self, done: PlanInFlight) -> None:
+    def _on_plan_done(self, done: PlanInFlight) -> None:
         """All ranks have reported a plan."""
         if done.plan.kind == "train":
             self.restarts.stepped(done.ranks)
@@ -295,7 +295,7 @@ class Conductor:
                 self.proposals.ask(self.pipeline.stepped(done))
         if done.plan.kind == "probe":
             self._failures.refuse(side_plans.probe(self.shared, done.plan, done.reports))
-        self._call_end_off(self.pipeline.side_plans.conclude(done.plan, done.reports))
+        self._call_end_off(self.pipeline.side_plans.take_results(done.plan, done.reports))
         self._advance()
 
     def _call_end_off(self, failed: str) -> None:
@@ -305,9 +305,9 @@ class Conductor:
         if failed and is_its_own and self.shared.is_ending and self.stage != "leaving":
             self.commands.call_end_off(failed)
 
-    def _conclude_write(self) -> None:
+    def _on_write_done(self) -> None:
         """A checkpoint may be complete: another one may be due, or the run's end."""
-        self._call_end_off(self.writes.conclude())
+        self._call_end_off(self.writes.end())
         if self.stage != "leaving":
             self._advance()
 
@@ -315,7 +315,7 @@ class Conductor:
         """Whatever was said on the lost connection is asked for again by a fence, or said again."""
         at = self.ranks.get(rank)
         if self.stage == "leaving" and at is not None and not at.ended:
-            self.ending.tell(rank)
+            self.ending.dismiss(rank)
         elif self.stage == "fencing" and rank in self.shared.awaited:
             self._ask_for_reports(rank)  # the fence was sent over the connection that is lost
         elif self.stage not in ("loading", "leaving") and rank in self.shared.live:
@@ -331,7 +331,7 @@ class Conductor:
             return
         self.commands.take(command, self.state)
         if self.durable.mode == "stopping" and self.stage == "loading" and not self.shared.adopts:
-            self.ending.leave("stopped")  # the trainers are still loading: there is nothing to save
+            self.ending.dismiss_ranks("stopped")  # the trainers are still loading: there is nothing to save
         self._advance()
 
     def _on_tick(self) -> None:
@@ -339,7 +339,7 @@ class Conductor:
             self._failures.on_silent(RankSilent(rank, "has not answered a fence"))
         late = self._group.overdue() or self.deadlines.overdue()
         if late:
-            self._group.leave(late)
+            self._group.fail_generation(late)
         self._let_depart()
         if self.stage != "leaving":
             for rank in self.restarts.start_due():
@@ -374,6 +374,6 @@ class Conductor:
             case "pause":
                 self.commands.enter_pause()
             case "stopped" | "finished" as final:
-                self.ending.leave(final)
+                self.ending.dismiss_ranks(final)
             case None:
                 pass

@@ -215,7 +215,7 @@ class Deadlines:
             return "until the group has formed again"
         return f"until {_part(newest.plan)} is done"
 
-    def still(self) -> dict[int, float]:
+    def stalls_as_parts(self) -> dict[int, float]:
         """Return how long each rank waited for has made no progress, as a part of what makes a hang. For each tick."""
         state, first, limits = self._state, self.first, {}
         forms = state.stage not in ("loading", "formed")

@@ -21,7 +21,7 @@ class RunEnding:
         self._state = state
         self.has_halved = False  # the micro-batch of its last rank, which ran out of memory
 
-    def leave(self, final: Final) -> None:
+    def dismiss_ranks(self, final: Final) -> None:
         """Nothing is under way any more, or nothing can continue."""
         state = self._state
         state.final = final
@@ -30,7 +30,7 @@ class RunEnding:
         state.end_all(state.pending.stopping, "applied", state.progress.step, made=stopped)
         for rank, at in state.ranks.items():
             if not at.ended:
-                self.tell(rank)
+                self.dismiss(rank)
 
     def give_up(self, ranks: Collection[int], seconds: float, *, owes_checkpoint: bool) -> None:
         """A stop ends without what `ranks` have not done in `seconds`; one that wanted a checkpoint has failed."""
@@ -39,9 +39,9 @@ class RunEnding:
         state.happen(RunStateChanged("", "stopped", why), "error" if owes_checkpoint else "warning")
         if owes_checkpoint:
             state.end_all(state.pending.stopping, "failed", state.progress.step, f"stopped, but {why}")
-        self.leave("stopped")
+        self.dismiss_ranks("stopped")
 
-    def tell(self, rank: int) -> None:
+    def dismiss(self, rank: int) -> None:
         """Have a rank leave."""
         leave = Leave(run=self._state.run, reason=self._state.reason or self._state.final or "")
         self._state.decide(Tell(rank, leave))
@@ -53,7 +53,7 @@ class RunEnding:
         self._state.reason = reason
         self._state.happen(RunStateChanged("", "failed", reason), "error")
         self._end_open(f"the run failed: {reason}")
-        self.leave("failed")
+        self.dismiss_ranks("failed")
 
     def go_back(self, reason: str) -> None:
         """No one has the state: end, and resume from the newest checkpoint, unless it was stopping or had not begun.
@@ -68,12 +68,12 @@ class RunEnding:
             state.reason = reason
             state.goes_back = True
             state.happen(RunStateChanged("", "going back", reason), "error")
-            state.conclude(state.progress.step)
+            state.end_carried(state.progress.step)
             by = {command.id: command.by for command in state.pending.waiting}
             by |= {id: carried.by for id, carried in state.durable.carried.items()}
             for id in [id for id, sender in by.items() if sender.startswith("auto")]:
                 state.end(id, "failed", state.progress.step, "the run goes back to a checkpoint")
-            self.leave("failed")
+            self.dismiss_ranks("failed")
 
     def roll_back(self, reason: str) -> None:
         """By a command: end, and resume from the checkpoint that was chosen."""
@@ -81,7 +81,7 @@ class RunEnding:
         self._state.goes_back = True
         self._state.happen(RunStateChanged("running", "going back", reason), "warning")
         self._end_open("the run was rolled back before a step could apply it", but=("start-run",))
-        self.leave("failed")
+        self.dismiss_ranks("failed")
 
     def stop_instead(self, id: str) -> None:
         """The run was to go back, and an operator stops it: resumed later, it takes its newest checkpoint."""
@@ -119,14 +119,14 @@ class RunEnding:
         if state.settings.ranks[ended.rank].out:  # which may have been told to leave, and the others not
             state.happen(RankChanged((state.settings.label(ended.rank),), "ended", ended.why), "warning")
         elif ended.clean and state.adopts and state.is_ending:  # as our predecessor had ordered
-            self.leave("finished" if state.progress.step >= state.config.run.steps else "stopped")
+            self.dismiss_ranks("finished" if state.progress.step >= state.config.run.steps else "stopped")
         else:
             self.go_back(f"rank {ended.rank} ({state.node(ended.rank)}) {ended.why}")
 
     def _end_open(self, why: str, *, but: Collection[str] = ()) -> None:
         """End all open commands with what they have come to, `but` for those of some verbs."""
         state = self._state
-        state.conclude(state.progress.step)
+        state.end_carried(state.progress.step)
         state.end_all(state.pending.take(), "failed", state.progress.step, why)
         for id, carried in list(state.durable.carried.items()):
             if carried.verb not in but:

@@ -31,19 +31,19 @@ class Hangs:
         """Ranks that take long over a first step, because they compile the model in it."""
         self.hung: dict[int, str] = {}
         """Why, of each rank that is heard from and has made no progress for long."""
-        self._still: dict[int, float] = {}
+        self._stalled_parts: dict[int, float] = {}
         self._waiting: dict[int, tuple[float | None, str]] = {}  # for whom: since when it is silent, and until when
 
     def look(self) -> dict[int, str]:
         """Return why, of the ranks that have hung for so long that the others continue without them. Empty if no rank
         makes progress: then something shared, such as a disk, is the cause, and another process would hang as well."""
-        late, self._still = self._deadlines.late(), self._deadlines.still()
+        late, self._stalled_parts = self._deadlines.late(), self._deadlines.stalls_as_parts()
         self.compiling = {rank for rank in late if self._deadlines.compiles(rank)}
         self.late = {rank: why for rank, why in late.items() if rank not in self.compiling}
-        still = {rank: part for rank, part in self._still.items() if part >= HUNG_PART}
-        self.hung = {rank: self._no_progress(rank) for rank in still}
-        hung = [rank for rank, part in still.items() if part >= 1.0]
-        return {rank: self._why(rank) for rank in hung if self._restarts.can_spare(rank, without=still)}
+        stalled = {rank: part for rank, part in self._stalled_parts.items() if part >= HUNG_PART}
+        self.hung = {rank: self._no_progress(rank) for rank in stalled}
+        hung = [rank for rank, part in stalled.items() if part >= 1.0]
+        return {rank: self._why(rank) for rank in hung if self._restarts.can_spare(rank, without=stalled)}
 
     def _no_progress(self, rank: int) -> str:
         return f"no progress in {self._state.ranks[rank].doing or 'its part'}"
@@ -53,7 +53,7 @@ class Hangs:
 
     def give_up_stuck(self) -> None:
         """Give up the state of the last step if the only rank with it has hung for so long."""
-        long = [rank for rank, part in self._still.items() if part >= LAST_TIMES and self.is_last(rank)]
+        long = [rank for rank, part in self._stalled_parts.items() if part >= LAST_TIMES and self.is_last(rank)]
         if long and self.may_go_back:
             self._give_up_last(long[0], self._why(long[0]))
 

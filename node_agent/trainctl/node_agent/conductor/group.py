@@ -110,22 +110,22 @@ class Group:
         state = self._state
         is_current = failed.generation == state.durable.generation and failed.rank in state.live
         if is_current and state.stage in ("offering", "forming", "formed"):
-            self.leave(f"{state.settings.label(failed.rank)}: {failed.reason}")
+            self.fail_generation(f"{state.settings.label(failed.rank)}: {failed.reason}")
 
-    def leave(self, why: str) -> None:
+    def fail_generation(self, why: str) -> None:
         """A generation could not be joined, or continued. In a group that fails for the second time, the rank that was
         to be given the state may be the cause. Raises CannotGoOnError after FAILURES in a row."""
         state = self._state
         self._pipeline.abandon()
-        if state.failures and state.is_forming:
+        if state.failed_formations and state.is_forming:
             for rank in [rank for rank in self._behind if rank in state.live]:
                 if self._restarts.can_spare(rank):
                     self._restarts.lose(rank, f"could not join: {why}")
                     state.decide(Kill(rank))
         awaited = state.awaited if state.is_forming else ()
         if not any(state.ranks[rank].doing.startswith(LENGTHY_PHASES) for rank in awaited):  # it finishes that first
-            state.failures += 1
-        if state.failures >= FAILURES:
+            state.failed_formations += 1
+        if state.failed_formations >= FAILURES:
             raise CannotGoOnError(f"{FAILURES} formations failed in a row; the last one: {why}")
         state.happen(GenerationLeft(state.durable.generation, why), "warning")
         self._fence()

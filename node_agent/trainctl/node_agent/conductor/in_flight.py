@@ -25,7 +25,7 @@ class InFlight:
         return any(in_flight.plan.kind == kind for in_flight in self._plans.values())
 
     @property
-    def is_still(self) -> bool:
+    def is_empty(self) -> bool:
         """Return whether no plan is under way, and all steps that were planned are committed."""
         return not self._plans and self._state.progress.step == self._state.planned_step
 
@@ -147,7 +147,7 @@ class Commits:
         state.decide(Commit(row, rank_step(report, state.node(rank))))
         if report.skipped:
             state.happen(StepSkipped(step, report.skipped), "warning")
-        state.conclude(step)
+        state.end_carried(step)
         return True
 
     def retract(self) -> None:

@@ -117,10 +117,10 @@ class Pipeline:
         kind = state.pending.next_side({"checkpoint"} if is_writing else ())
         if kind is None:
             if stopping or (state.planned_step >= state.config.run.steps and not state.pending.wants_pause):
-                is_done = self.in_flight.is_still and not is_writing
+                is_done = self.in_flight.is_empty and not is_writing
                 return ("stopped" if stopping else "finished") if is_done else None
             if state.pending.wants_pause:
-                return "pause" if self.in_flight.is_still else None
+                return "pause" if self.in_flight.is_empty else None
             if state.lacking:
                 return None
             if (state.wants_new_group or self._departures.due or state.returning) and not self._change_group():
@@ -149,7 +149,7 @@ class Pipeline:
         state = self._state
         state.waiting = self._lacks_data()
         carried = any(command.step > state.planned_step for command in state.durable.carried.values())
-        if state.waiting and (state.pending.staged or carried) and self.in_flight.is_still:
+        if state.waiting and (state.pending.staged or carried) and self.in_flight.is_empty:
             self.hold_next_plan()
             state.waiting = self._lacks_data()
         return not state.waiting
@@ -162,12 +162,12 @@ class Pipeline:
 
     def _change_group(self) -> bool:
         """Take up edits that change the live ranks, once the step in progress, of the group as it is, is done."""
-        if self.in_flight.is_still:
+        if self.in_flight.is_empty:
             self._apply_staged()
             self._departures.apply(self._state.planned_step + 1)
             self.take_back()
             self._state.persist()
-        return self.in_flight.is_still
+        return self.in_flight.is_empty
 
     def take_back(self) -> None:
         """Ranks that were lost and are there again; one that doesn't fit any more stays out."""
@@ -212,7 +212,7 @@ class Pipeline:
         plan = self._next_train_plan()
         self._state.keep(paused_ids=plan.commands)
         self._state.decide(Issue(plan, self._state.durable, held=True))
-        self._state.conclude(plan.step)
+        self._state.end_carried(plan.step)
 
     def _issue_side(self, kind: SideKind) -> None:
         commands = self._state.pending.take_side(kind)
@@ -285,7 +285,7 @@ class Pipeline:
         self.deadlines.stalls.done(report.rank, report.kind)
         if report.kind == "train":
             if self._commits.count(report):
-                self._state.failures = 0
+                self._state.failed_formations = 0
             if report.replays:
                 self._proposals.ask(Replayed(in_flight.plan, report))
         if not in_flight.is_done:
@@ -332,7 +332,7 @@ class Pipeline:
             answers = [answer for answer in answers if answer.rank in members]
         for report in sorted((report for answer in answers for report in answer.reports), key=lambda each: each.step):
             if report.kind == "train" and self._commits.count(report):
-                state.failures = 0
+                state.failed_formations = 0
         for answer in answers:
             if answer.last_step > progress.step:
                 where = f"{state.node(answer.rank)} is at step {answer.last_step}"
@@ -359,7 +359,7 @@ class Pipeline:
         self.side_plans.schedule_probe()
         half, self._half, self._unfinished = self._half, None, None
         plan = self._commits.plans.get(self._state.progress.step + 1)
-        self._state.conclude(self._state.progress.step)
+        self._state.end_carried(self._state.progress.step)
         if plan is not None and (half is not None or self._state.durable.retracted == plan.step):
             self._unfinished = plan, half
         else:

@@ -120,7 +120,7 @@ class SidePlans:
 
     # ------------------------------------------------------------ results
 
-    def conclude(self, plan: StepPlan, reports: Reports) -> str:
+    def take_results(self, plan: StepPlan, reports: Reports) -> str:
         """Do whatever the kind of a plan that all its ranks have reported asks for. Return why a checkpoint that was to
         be written is missing, else an empty string; that fails the commands, never the run."""
         reports = dict(sorted(reports.items()))  # whichever came first, sums and texts are the same
@@ -139,7 +139,7 @@ class SidePlans:
                 profile(self._state, plan, reports)
             case "checkpoint":
                 self._writes.begin(plan, reports)
-                return self._writes.conclude()
+                return self._writes.end()
             case "train" | "probe":
                 pass  # concluded by the commit and by the probe's own rules
         return ""

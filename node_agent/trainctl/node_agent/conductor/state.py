@@ -207,7 +207,7 @@ class ConductorState:
         self.due = math.inf  # when the answers to what the stage asks are overdue
         self.ranks = {rank: Rank() for rank in durable.settings.ranks}  # drained ones included
         self.engine: Literal["none", "gloo", "ring"] = "none"  # that the newest generation sums by
-        self.failures = 0  # formations in a row that failed, since the last step
+        self.failed_formations = 0  # formations in a row that failed, since the last step
         self.in_flight: dict[int, PlanInFlight] = {}  # by seq, oldest first
         self.planned_step, self.planned_cursor = progress.step, progress.cursor
         self.pending = Pending()
@@ -378,7 +378,7 @@ class ConductorState:
         )
         self.uncarry(id)
 
-    def conclude(self, step: int) -> None:
+    def end_carried(self, step: int) -> None:
         """Commands whose step has been committed (or journaled, while paused) are applied; side plans end their own."""
         for id, carried in list(self.durable.carried.items()):
             if carried.step <= step and carried.verb not in SIDE_KINDS:

@@ -109,10 +109,10 @@ def rank_view(
 def same_but_progress(one: RunView, other: RunView) -> bool:
     """Return whether two views differ by no more than a committed step makes them."""
 
-    def still(view: RunView) -> RunView:
+    def without_progress(view: RunView) -> RunView:
         return msgspec.structs.replace(view, step=0, cursor=0, learning_rate=0.0, boot="", seq=0)
 
-    return still(one) == still(other)
+    return without_progress(one) == without_progress(other)
 
 
 def _rank_state(conductor: Conductor, rank: int, away: str) -> RankState:

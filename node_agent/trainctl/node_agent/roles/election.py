@@ -40,7 +40,7 @@ class Copy(Protocol):
 class Claim:
     """One run that this node is to lead in place of `lead`; `resume`: it has ended, and is resumed.
 
-    `still` raises InvalidInputError where what was so when the claim was begun isn't any more.
+    `check` raises InvalidInputError where what was so when the claim was begun isn't any more.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Claim:
         peers: Peers,
         copy: Copy,
         lead: str,
-        still: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
         *,
         resume: bool = False,
     ) -> None:
         self._context, self._peers = context, peers
-        self._copy, self._lead, self._still, self._resume = copy, lead, still, resume
+        self._copy, self._lead, self._check, self._resume = copy, lead, check, resume
 
     async def consented(self, old_lead_is_off: bool) -> int:
         """The term in which this node may lead the run. Raises InvalidInputError."""
@@ -70,7 +70,7 @@ class Claim:
                 continue
             hosted = self._copy.hosted
             answers = await self._ask(term, [node for node in self._peers.links if node != self._lead])
-            self._still()
+            self._check()
             said = [answer for answer in answers.values() if answer is not None]
             why = self._shortfall(answers)
             refusals = [answer for answer in said if answer.refusal]
@@ -99,7 +99,7 @@ class Claim:
         others = [node for node in self._peers.links if node != self._lead or self._is_lead_open]
         asked = [self._lead] if self._is_lead_open and not self._resume else others
         answers = await self._ask(0, asked)
-        self._still()
+        self._check()
         if asked == [self._lead] and answers[self._lead] is None:
             if self._is_lead_open:
                 raise self._no_answer()
@@ -126,7 +126,7 @@ class Claim:
         lead, term = self._lead, self._next(self._context.db.term)
         self._context.db.consent(term, self._context.node, self._copy.run)
         answer = (await self._ask(term, [lead]))[lead]
-        self._still()
+        self._check()
         if answer is None and not self._is_lead_open:
             return None
         if answer is None:

@@ -122,13 +122,13 @@ class Transfer:
         lead, term = followed.known.lead, followed.generation.term
         self._context.db.saw(messages.Generation(restore.kept_term(followed.paths), 0))
 
-        def still() -> None:
+        def check() -> None:
             if self._role.followed is not followed or followed.wanted is not None:
                 raise InvalidInputError("node", f"{followed.run} has ended in the meantime")
             if (followed.known.lead, followed.generation.term) != (lead, term):
                 raise InvalidInputError("node", f"{followed.known.lead} now leads {followed.run}")
 
-        return await Claim(self._context, self._peers, followed, lead, still).consented(old_lead_is_off)
+        return await Claim(self._context, self._peers, followed, lead, check).consented(old_lead_is_off)
 
     def _check(self, command: messages.Command) -> FollowedRank:
         node, followed = self._context.node, self._role.followed
