@@ -88,11 +88,6 @@ def own_command() -> tuple[str, str, str, str]:
     return sys.executable, "-P", "-m", "trainctl.node_agent.cli"
 
 
-def content(service: Service, manager: str) -> bytes:
-    """Return the file that systemd or launchd reads."""
-    return unit(service).encode() if manager == "systemd" else property_list(service)
-
-
 def unit(service: Service) -> str:
     """Return the text of a systemd unit.
 
@@ -233,7 +228,7 @@ class Manager:
         fail: without it a user's services end at logout."""
         if self.name == "systemd":
             linger = [("loginctl", "enable-linger", user)] if self.scope == "user" else []
-            return [*self._control(("daemon-reload",), ("enable", UNIT), ("restart", UNIT)), *linger]
+            return [*self._systemd("daemon-reload", "enable", "restart"), *linger]
         begin = ("launchctl", "enable", self._job), ("launchctl", "bootstrap", self._domain, str(self.file))
         return [*self._bootout(state), *begin]
 
@@ -242,14 +237,11 @@ class Manager:
         remove = [("rm", "-f", str(self.file))] if state.data is not None else []
         if self.name == "launchd":
             return [*self._bootout(state), *remove]
-        if not (state.loaded or remove):
-            return []
-        stop = self._control(("stop", UNIT)) if state.loaded else []
-        disable = self._control(("disable", UNIT)) if remove else []
-        return [*stop, *disable, *remove, *self._control(("daemon-reload",))]
+        verbs = ["stop"] * state.loaded + ["disable"] * len(remove)
+        return [*self._systemd(*verbs), *remove, *self._systemd("daemon-reload")] if verbs else []
 
-    def _control(self, *commands: Command) -> list[Command]:
-        return [(*self._systemctl, *command) for command in commands]
+    def _systemd(self, *verbs: str) -> list[Command]:
+        return [(*self._systemctl, verb, *([UNIT] if verb != "daemon-reload" else [])) for verb in verbs]
 
     def _bootout(self, state: State) -> list[Command]:
         return [("launchctl", "bootout", self._job)] if state.loaded else []

@@ -25,10 +25,11 @@ from trainctl.node_agent.services.managed_service import (
     Service,
     State,
     call,
-    content,
     installed_node,
     manager_here,
     own_command,
+    property_list,
+    unit,
 )
 from trainctl.protocol.config import addresses, cluster_file, env_policy, names
 from trainctl.protocol.errors import InvalidInputError, NotAuthorisedError, TrainctlError
@@ -84,12 +85,11 @@ def install(
     7 no service manager.
     """
     with _errors(json):
-        options, words = _run_options(context)
         machine = _manager(user, manager)
         if user and nice is not None and nice < 0:
             raise InvalidInputError("--nice", f"a user may not set {nice}; install a system service instead")
-        service = _service(machine, run_as, options, words, nice, _variables(env or []))
-        data = content(service, machine.name)
+        service = _service(machine, context, run_as, nice, env or [])
+        data = unit(service).encode() if machine.name == "systemd" else property_list(service)
         remarks = [_AS_ROOT] if not user and service.user == "root" else []
         remarks += [_LAUNCH_AGENT] if user and machine.name == "launchd" else []
         state = State() if dry_run else machine.look()
@@ -189,27 +189,6 @@ def _manager(user: bool, name: str) -> Manager:
     return Manager("user" if user else "system", name or manager_here())  # type: ignore[arg-type]
 
 
-def _run_options(install: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the options of `run` from the context of `install`, checked, and those that were set, but for the name and
-    the folder, as words with absolute paths."""
-    command = install.parent.command.commands["run"]
-    try:
-        context = command.make_context("run", list(install.args), parent=install.parent)
-    except typer.TyperException as error:
-        raise InvalidInputError("install", f"{error.format_message()} (see run --help)") from None
-    options = {**context.params, "name": context.params["name"] or names.node_name()}
-    for name in ("state", "cluster"):
-        options[name] = options[name] and Path(options[name]).absolute()
-    _check(options)
-    words: list[str] = []
-    for option in command.params:
-        source, value = context.get_parameter_source(option.name), options[option.name]
-        is_set = source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
-        if is_set and value is not False and option.name not in ("name", "state"):
-            words += [option.opts[0]] if value is True else [option.opts[0], str(value)]
-    return options, words
-
-
 def _check(options: dict[str, Any]) -> None:
     node, file = options["name"], options["cluster"]
     if not re.fullmatch(names.NAME_PATTERN, node):
@@ -257,32 +236,32 @@ def _owner(user: bool, run_as: str) -> tuple[str, Path, bool]:
         raise InvalidInputError("--run-as", f"no user {owner!r} on this machine") from None
 
 
-def _service(
-    machine: Manager,
-    run_as: str,
-    options: dict[str, Any],
-    words: list[str],
-    nice: int | None,
-    variables: dict[str, str],
-) -> Service:
-    """Return the service with its node's name and state folder written out: a host may be renamed, and a service knows
-    little of a shell's environment."""
+def _service(machine: Manager, install: Any, run_as: str, nice: int | None, env: list[str]) -> Service:
+    """Return the service with the options of `run` from the context of `install`, checked. Its node's name and state
+    folder are written out, and paths are absolute: a host may be renamed, and a service knows little of a shell."""
+    command = install.parent.command.commands["run"]
+    try:
+        context = command.make_context("run", list(install.args), parent=install.parent)
+    except typer.TyperException as error:
+        raise InvalidInputError("install", f"{error.format_message()} (see run --help)") from None
     owner, home, is_own = _owner(machine.scope == "user", run_as)
-    node, default = options["name"], names.state_root() if is_own else home / _STATE[machine.name]
-    state = (options["state"] or default).absolute()
-    words = ["--name", node, "--state", str(state), *words]
+    node, default = context.params["name"] or names.node_name(), home / _STATE[machine.name]
+    state = Path(context.params["state"] or (names.state_root() if is_own else default)).absolute()
+    cluster = context.params["cluster"] and Path(context.params["cluster"]).absolute()
+    options = {**context.params, "name": node, "state": state, "cluster": cluster}
+    _check(options)
+    words = ["--name", node, "--state", str(state)]
+    for option in command.params:
+        source, value = context.get_parameter_source(option.name), options[option.name]
+        is_set = source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
+        if is_set and value is not False and option.name not in ("name", "state"):
+            words += [option.opts[0]] if value is True else [option.opts[0], str(value)]
     if machine.name == "launchd" and STALL_OPTION not in words:  # it has no watchdog
         words += [STALL_OPTION, str(STALL_SECONDS)]
     places = {name: os.environ[name] for name in CARRIED if is_own and os.environ.get(name)}
-    return Service(
-        node=node,
-        command=(*own_command(), "run", *words),
-        scope=machine.scope,
-        user=owner,
-        logs=state / node / "logs",
-        nice=nice,
-        environment=tuple(sorted((places | variables).items())),
-    )
+    environment = tuple(sorted((places | _variables(env)).items()))
+    command_line = (*own_command(), "run", *words)
+    return Service(node, command_line, machine.scope, owner, state / node / "logs", nice, environment)
 
 
 # ---------------------------------------------------------------- output
