@@ -78,6 +78,11 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="trainctl-guest", daemon=True)
         self._thread.start()
 
+    @property
+    def is_answered(self) -> bool:
+        """Return whether an agent has answered: the run exists, or is refused."""
+        return bool(self._path) or self._is_refused
+
     def change(self) -> None:
         """Say hello again: the run or its verbs have changed."""
         self._is_hello_due = True

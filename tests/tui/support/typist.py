@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import select
+import termios
 import time
 
 import pytest
@@ -35,6 +36,9 @@ class Typist:
 
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
+
+    def resize(self, columns: int, lines: int) -> None:
+        termios.tcsetwinsize(self._terminal, (lines, columns))
 
     def ended(self) -> int:
         try:

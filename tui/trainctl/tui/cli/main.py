@@ -51,6 +51,7 @@ HEADINGS = {
         "init": "init",
         "check": "check",
         "run": "run",
+        "exec": "exec",
         "ls": "runs",
         "runs": "runs",
         "report": "inspect",
@@ -71,6 +72,7 @@ RENAMED = {"discover": "cluster discover", "export-model": "model export", "quan
 CHANGING = frozenset(
     {
         "run",
+        "exec",
         "send",
         "profile",
         "promote",
@@ -124,6 +126,7 @@ def refuse_changes(words: Sequence[str]) -> None:
 SUMMARIES = {
     "demo": "Train a small real model with a few agents on this machine.",
     "run": "Start or resume a run.",
+    "exec": "Run a command as a run: its log, charts and control.",
     "ls": "List the runs that the agents know, newest first.",
     "check": "Check a run file and report every problem.",
     "alerts": "List the open alerts, urgent ones first.",
