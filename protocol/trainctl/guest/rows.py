@@ -34,7 +34,10 @@ _ROWS_PER_LINE = 200
 _BYTES_PER_LINE = 256 * 1024  # with the rows' outcomes far from the agent's limit of 1 MiB
 _PHASES = frozenset({"data", "forward", "backward", "sync", "optimizer", "wait"})
 _FIELDS = frozenset({"grad_norm", "global_batch"})
-_COUNTS = frozenset({"samples", "tokens", "global_batch"})
+_OF_RANK = frozenset({"samples", "tokens"})
+_COUNTS = _OF_RANK | {"global_batch"}
+_MAX_COUNT = 2**63 - 1
+_MAX_TEMPLATES = 256
 _IN_NAMES = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_.:/-")
 
 
@@ -73,34 +76,53 @@ class RowEncoder:
         """Reasons why values can't be recorded; the caller empties it."""
         self._names: dict[str, str] = {}  # as the loop has them -> as the record has them; empty: left out
         self._complained: set[str] = set()
+        self._templates: dict[tuple[str, ...], str] = {}
 
     def encode(self, raw: RawStep) -> bytes:
         """Return a step as JSON, without its number and the opening brace."""
         _, at, seconds, loss, samples, tokens, rate, metrics, phases = raw
-        row: dict[str, Any] = {"committed_at": at, "step_seconds": seconds}
-        part: dict[str, Any] = {"rank": 0, "step_seconds": seconds}
-        for name, count in (("samples", samples), ("tokens", tokens)):
-            if count is not None and (value := self._number(name, count)) is not None:
-                row[name] = part[name] = value
-        if loss is not None and (value := self._number("loss", loss)) is not None:
-            row["loss"] = value
-        if rate is not None and (value := self._number("lr", rate)) is not None:
-            row["learning_rate"] = value
-        values: dict[str, Any] = {}
-        for name, given in metrics.items():
-            wire = self._names.get(name)
-            if wire is None:
-                wire = self._name(name)
-            number = given if type(given) is float else self._number(name, given)
-            if number is not None and wire:
-                (row if wire in _FIELDS else values)[wire] = number
+        own: dict[str, Any] = {"loss": loss, "learning_rate": rate, "samples": samples, "tokens": tokens}
+        for name in _FIELDS & metrics.keys():
+            own[name] = metrics.pop(name)
+        in_phases = ""
         if phases:
-            part["phases"] = {name: spent for name, spent in phases.items() if name in _PHASES}
-            for name in phases.keys() - _PHASES:
-                if wire := self._name(f"{name}_seconds"):
-                    values[wire] = phases[name]
-        row["values"], row["parts"] = values, (part,)
-        return _json(row)[1:]
+            metrics.update({f"{name}_seconds": spent for name, spent in phases.items() if name not in _PHASES})
+            in_phases = f',"phases":{_encode({name: spent for name, spent in phases.items() if name in _PHASES})}'
+        names: list[str] = []
+        numbers: list[Any] = [at, seconds]
+        of_rank = [seconds]
+        for given in (own, metrics):
+            for name, value in given.items():
+                if value is not None:
+                    number = value if type(value) is float else self._number(name, value)
+                    if number is not None:
+                        names.append(name)
+                        numbers.append(number)
+                        if given is own and name in _OF_RANK:
+                            of_rank.append(number)
+            names.append("")
+        if not math.isfinite(sum(numbers)):
+            numbers = [_quoted(number) for number in numbers]
+        template = self._templates.get(key := tuple(names))
+        if template is None:
+            template = self._templates[key] = self._template(names)
+        return (template % (*numbers, *of_rank, in_phases)).encode()
+
+    def _template(self, names: list[str]) -> str:
+        """Return the JSON of steps with these values: a step's own, an empty name, and metrics."""
+        if len(self._templates) >= _MAX_TEMPLATES:
+            self._templates.clear()
+        own, metrics = names[: names.index("")], names[names.index("") + 1 : -1]
+        fields = [f'"{name}":%s' for name in ("committed_at", "step_seconds", *own)]
+        values, left_out = [], ""
+        for wire in map(self._name, metrics):
+            if wire:
+                values.append(f'{left_out}"{wire}":%s')
+                left_out = ""
+            else:
+                left_out += "%.0s"  # takes a value and shows none of it
+        of_rank = "".join(f',"{name}":%s' for name in ("step_seconds", *(name for name in own if name in _OF_RANK)))
+        return f'{",".join(fields)},"values":{{{",".join(values)}{left_out}}},"parts":[{{"rank":0{of_rank}%s}}]}}'
 
     def _name(self, name: str) -> str:
         """Return a metric's name in the record; empty if it is left out."""
@@ -128,7 +150,7 @@ class RowEncoder:
                     return None
             else:
                 number = float(value)
-            return number if name not in _COUNTS else max(0, int(number))
+            return number if name not in _COUNTS else min(max(0, int(number)), _MAX_COUNT)
         except Exception as error:  # noqa: BLE001  any library's arrays end up here
             problem = str(error).partition("\n")[0]
             self._complain(name, f"{name!r} isn't recorded: {type(value).__name__} is no number ({problem})")
@@ -141,6 +163,10 @@ class RowEncoder:
 
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+def _quoted(number: float) -> float | str:
+    return number if math.isfinite(number) else f'"{_finite(number)}"'
 
 
 def _json(value: Any) -> bytes:

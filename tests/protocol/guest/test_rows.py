@@ -135,3 +135,18 @@ def test_tensors_are_read_later_unless_they_change() -> None:
     encoder = RowEncoder()
     assert b'"values":{"user:array":3.0}' in encoder.encode(raw(1, loss=(settled, version), **metrics))
     assert "changed in place" in encoder.complaints[0]
+
+
+def test_values_that_change_from_step_to_step_keep_their_names() -> None:
+    encoder, outbox = RowEncoder(), Outbox()
+    many = {f"m{number}": float(number) for number in range(MAX_METRICS - 1)}
+    given = [{"b": 1.0}, {"a": 2.0, "b": 3.0}, {"bad": "x", "a": 4.0}, {**many, "a": 5.0, "grad_norm": 6.0}, {"a": 7.0}]
+    for number, metrics in enumerate(given, 1):
+        outbox.add((number, 1.5, 0.25, None, 2, 2**70, None, dict(metrics), {"data": 0.5, "io": 0.25}), encoder)
+    texts = [text for kind, _, texts in outbox.unspooled() if kind == "row" for text in texts]
+    steps = read(steps_line(texts, ())).steps
+    own = [{name.removeprefix("user:"): value for name, value in step.values.items()} for step in steps]
+    assert [one.pop("io_seconds") for one in own] == [0.25] * 5
+    assert own[:3] == [{"b": 1.0}, {"a": 2.0, "b": 3.0}, {"a": 4.0}] and own[4] == {"a": 7.0}
+    assert own[3]["a"] == 5.0 and len(own[3]) < MAX_METRICS and steps[3].grad_norm == 6.0
+    assert steps[4].parts[0].phases.data == 0.5 and steps[4].parts[0].samples == 2 and steps[4].tokens == 2**63 - 1
