@@ -27,6 +27,7 @@ from trainctl.node_agent.clients.router import Replies, Router
 from trainctl.node_agent.conductor.events import Happened
 from trainctl.node_agent.copies.checkpoint_copies import CheckpointCopies
 from trainctl.node_agent.guests.guest_runs import GuestRuns
+from trainctl.node_agent.guests.guest_socket import GuestSocket
 from trainctl.node_agent.readings import sleep_clock
 from trainctl.node_agent.readings.host import HostReader
 from trainctl.node_agent.readings.processes import ProcessMeter
@@ -125,8 +126,8 @@ class Agent:
         self._runtime = partial(runtime_directory, self.directory)
         self._files = bind.SocketFiles(self._runtime)
         self._stopping = asyncio.Event()
-        self.looks: list[Callable[[str], None]] = []
-        """Called every second with the address at which this agent can be reached now."""
+        self.looks: list[Callable[[str, str], None]] = []
+        """Called every second with the address at which this agent can be reached now, and with its guests' socket."""
 
     # ------------------------------------------------------------ life
 
@@ -203,6 +204,7 @@ class Agent:
             is_calibrating=lambda: self._role.is_calibrating,
             leaves=self._alerts.guest_left,
         )
+        self._guest_socket = GuestSocket(self._runtime, self.directory.parent, self._guests)
         self._lead = Lead(
             context,
             self._role,
@@ -232,6 +234,11 @@ class Agent:
     def public_key(self) -> str:
         """Its key as clients know it; empty: it uses none."""
         return self._authenticator.pair.public if self._authenticator is not None else ""
+
+    @property
+    def guest_socket(self) -> str:
+        """Return the path of the socket for training loops of this machine; empty while it can't listen there."""
+        return self._guest_socket.path
 
     @property
     def metrics_url(self) -> str | None:
@@ -282,7 +289,7 @@ class Agent:
         await self._take_up_run()
         workers = [self._router.serve, self._router.serve_commands]
         workers += [self._serve_trainers, self._beat, self._watch]
-        workers += [self._work_lead.serve, self._drain.serve, self._copies.serve]
+        workers += [self._work_lead.serve, self._drain.serve, self._copies.serve, self._guest_socket.serve]
         workers += [self._lead.serve, self._follower.serve, self._lead.peers.serve, self._alerts.hooks.serve]
         workers += [self._watch_parent] if self._options.watches_parent else []
         workers += [SpotNotice(spot, self._drain).serve] if (spot := self._options.spot_notice) else []
@@ -385,7 +392,7 @@ class Agent:
             await self._lead.watch()
             await self._follower.watch()
             await self._lead.journal.give_up_left()
-            self._guests.watch()
+            await self._guests.watch()
             if self._role.is_idle:
                 self._learn()
             self._watch_for_alerts()
@@ -460,7 +467,7 @@ class Agent:
         self._link.look_at_files()
         self._query_context.doctor.lost_sockets = tuple(self._files.gone + self._link.files.gone)
         for look in self.looks:
-            look(self._files.current(self.address))
+            look(self._files.current(self.address), self.guest_socket)
 
     def _read_host(self, at: float) -> messages.HostReading:
         of_a_run = self._lead.session or self._follower.followed

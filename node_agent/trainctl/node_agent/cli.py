@@ -278,7 +278,8 @@ async def _serve(
     known = [entry.address for entry in cluster.nodes.values()]
     async with Agent(name, *addresses, state, cluster, options) as agent, at_work(agent, stall_seconds):
         root = str((state or state_root()).absolute())
-        with registered(name, agent.address, known, agent.public_key, root) as registration:
+        socket = agent.guest_socket
+        with registered(name, agent.address, known, agent.public_key, root, socket) as registration:
             agent.looks.append(registration.look)
             _say_bound(agent)
             await agent.serve()

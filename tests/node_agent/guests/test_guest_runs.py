@@ -99,18 +99,18 @@ def step(number: int, *parts: m.GuestPart, **fields: object) -> m.GuestStep:
 def test_silence_loses_the_ranks_then_the_run_and_a_word_brings_them_back(life: Life) -> None:
     life.attach()
     life.now += guest_runs.SILENT_SECONDS
-    life.guests.watch()
+    asyncio.run(life.guests.watch())
     assert life.shown() == [("running", "run", "")]
     assert len(life.guests.training()) == 1
     life.now += 1
     assert life.guests.training() == []
-    life.guests.watch()
-    life.guests.watch()
+    asyncio.run(life.guests.watch())
+    asyncio.run(life.guests.watch())
     assert life.shown()[1:] == [("running", "lost", "its program has been silent for 31 s")]
     life.steps()
     assert life.shown()[2:] == [("running", "run", "")]
     life.now += guest_runs.GIVE_UP_SECONDS + 1
-    life.guests.watch()
+    asyncio.run(life.guests.watch())
     assert life.state() == ("failed", "its program has been silent for 601 s")
     assert life.shown()[-1] == ("failed", "failed", "") and life.guests.live == ()
     with pytest.raises(NotAttachedError):

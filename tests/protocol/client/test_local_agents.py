@@ -51,9 +51,9 @@ def test_a_file_that_is_gone_is_written_again_with_the_agent_s_address_of_now(fo
     with registered("a", "ipc:///run/a.sock") as registration:
         for path in folder.glob("*.json"):
             path.unlink()
-        registration.look("ipc:///run/a.sock")
+        registration.look("ipc:///run/a.sock", "")
         assert addresses() == [["ipc:///run/a.sock"]]
-        registration.look("ipc:///tmp/a.sock")
+        registration.look("ipc:///tmp/a.sock", "/tmp/guests.sock")
         assert addresses() == [["ipc:///tmp/a.sock"]]
     assert running() == [] and list(folder.iterdir()) == []
 

@@ -24,7 +24,7 @@ from trainctl.protocol.config.policies import AUTHOR
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.event_prose import result
-from trainctl.protocol.messages.events import AnyEvent
+from trainctl.protocol.messages.events import AnyEvent, LearningRateChanged
 from trainctl.protocol.messages.requests import Request
 from trainctl.protocol.record import log_format
 from trainctl.protocol.record.paths import RunPaths
@@ -198,13 +198,31 @@ async def _dry_run(request: messages.DryRunRequest, source: QueryContext) -> mes
     directory = run_paths(request.run, source).directory
     live, led = source.live_run(directory), source.led(directory)
     if live is None:
-        raise InvalidInputError("run", f"{directory.name} isn't active")
+        raise InvalidInputError("run", f"{directory.name} isn't active, so {request.verb} can't act on it")
     view = live.view
     if view.kind != "hosted":
-        raise InvalidInputError("run", f"{view.run} does not support {request.verb}: {view.why_not(request.verb)}")
+        return _guest_dry_run(request, args, view)
     if led is None:
         return await _ask_lead(view, request, source)
     return dry_run(led.conductor, request, time.monotonic())
+
+
+def _guest_dry_run(request: messages.DryRunRequest, args: verbs.AnyArgs, view: messages.RunView) -> messages.DryRun:
+    """Return what is known of a command to a different program's loop before that carries it out."""
+    said = messages.DryRun(rid=request.rid, run=view.run, verb=request.verb)
+    why = view.why_not(request.verb)
+    if not why and isinstance(args, verbs.Stop) and args.checkpoint and view.kind == "guest":
+        why = (
+            view.why_not("checkpoint")
+            and f"no checkpoint can be written ({view.why_not('checkpoint')}); add checkpoint=false"
+        )
+    if why:
+        return msgspec.structs.replace(said, refused=why, field="run")
+    if isinstance(args, verbs.SetLr) and view.learning_rate is not None:
+        made = LearningRateChanged(view.learning_rate, args.value, args.schedule)
+        before, after = result(made)
+        return msgspec.structs.replace(said, before=before, after=after, step=view.step + 1)
+    return said
 
 
 async def _agent_dry_run(

@@ -1,6 +1,6 @@
 """Messages of an attached run's program, in the form that clients and the record know."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -32,7 +32,7 @@ _DESCRIBED = ("run", "name", "started_at", "steps", "kind", "weight_unit", "loss
 
 
 def view_of(request: AttachRun, node: str, directory: str, generation: Generation, step: int) -> RunView:
-    """Return the run as its program describes it. No verb is taken: the loop is the program's own."""
+    """Return the run as its program describes it."""
     described = {name: getattr(request, name) for name in _DESCRIBED}
     ranks = []
     for rank in sorted(request.ranks, key=lambda rank: rank.rank):
@@ -59,9 +59,12 @@ def going_on(view: RunView, before: RunView | None) -> RunView:
     """The view of a run that is attached again, with what its steps so far have said."""
     if before is None:
         return view
+    is_same_process = [rank.pid for rank in view.ranks] == [rank.pid for rank in before.ranks]
+    state = before.state if is_same_process and before.state in ("paused", "stopping") else view.state
     evaluated = (before.eval_loss, before.eval_step) if (before.eval_step or 0) <= view.step else (None, None)
     return msgspec.structs.replace(
         view,
+        state=state,
         learning_rate=before.learning_rate,
         global_batch=before.global_batch,
         eval_loss=evaluated[0],
@@ -136,7 +139,37 @@ def silent(view: RunView, seconds: float, at: float) -> RunView:
 
 def heard(view: RunView, at: float) -> RunView:
     """Return the view of a run whose program is heard again; itself if it was not silent."""
-    return view if all(rank.state == "run" for rank in view.ranks) else _with_ranks(view, "run", at)
+    is_silent = any(rank.state == "lost" for rank in view.ranks)
+    return _with_ranks(view, "paused" if view.state == "paused" else "run", at) if is_silent else view
+
+
+def obeyed(view: RunView, verb: str | None, at: float) -> RunView:
+    """Return the view once the loop has carried out an order."""
+    match verb:
+        case "pause":
+            return _with_ranks(msgspec.structs.replace(view, state="paused"), "paused", at)
+        case "resume":
+            return going(view, at)
+        case "stop":
+            return msgspec.structs.replace(view, state="stopping")
+        case _:
+            return view
+
+
+def going(view: RunView, at: float) -> RunView:
+    """Return the view of a run that was paused and goes on; itself if it was not."""
+    return view if view.state != "paused" else _with_ranks(msgspec.structs.replace(view, state="running"), "run", at)
+
+
+def gone(view: RunView, pids: Collection[int], at: float) -> RunView:
+    """Return the view of a run of some of whose ranks the processes are gone; itself if that was known."""
+    ranks = tuple(
+        msgspec.structs.replace(rank, state="failed", since_at=at, why="its process is gone")
+        if rank.pid in pids and rank.state != "failed"
+        else rank
+        for rank in view.ranks
+    )
+    return view if ranks == view.ranks else msgspec.structs.replace(view, ranks=ranks)
 
 
 def ended(view: RunView, state: RunState, reason: str, at: float) -> RunView:
@@ -146,7 +179,11 @@ def ended(view: RunView, state: RunState, reason: str, at: float) -> RunView:
 
 
 def _with_ranks(view: RunView, state: RankState, at: float, why: str = "") -> RunView:
-    ranks = (msgspec.structs.replace(rank, state=state, since_at=at, why=why) for rank in view.ranks)
+    """Return the view with a state for all ranks but those that have failed."""
+    ranks = (
+        rank if rank.state == "failed" else msgspec.structs.replace(rank, state=state, since_at=at, why=why)
+        for rank in view.ranks
+    )
     return msgspec.structs.replace(view, ranks=tuple(ranks))
 
 

@@ -2,23 +2,27 @@
 They are independent of the run that the agent hosts.
 """
 
+import contextlib
 import dataclasses
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
-from trainctl.node_agent.conductor.events import Happened
+from trainctl.node_agent.conductor.events import CommandEnded, Happened
 from trainctl.node_agent.guests import guest_rows
+from trainctl.node_agent.guests.guest_orders import GuestOrders
 from trainctl.node_agent.records.agent_db import AgentDb, KnownRun
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.analysis.rolling import STATISTICS_STEPS, StepStatistics
 from trainctl.protocol.analysis.straggler import StragglerWatch
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder
+from trainctl.protocol.machine import shim
 from trainctl.protocol.messages import (
     AttachRun,
     EndRun,
@@ -38,6 +42,7 @@ from trainctl.protocol.messages import (
     host_values,
 )
 from trainctl.protocol.messages.events import AnyEvent, Notice, RunStateChanged
+from trainctl.protocol.messages.guests import Order, Outcome, RunEvent
 from trainctl.protocol.record.paths import RunPaths, runs_directory
 from trainctl.protocol.record.reader import VIEW_KEY, RecordReader
 from trainctl.protocol.security import received_names
@@ -51,10 +56,56 @@ SILENT_SECONDS = 30.0
 """Seconds of silence of its program after which a run's ranks count as lost."""
 GIVE_UP_SECONDS = 600.0
 """Seconds of silence after which the run has failed; its program may attach it again."""
+GONE_SECONDS = 0.5
+"""Seconds for which a run's processes are gone, and nothing more is heard of them, until the run has failed."""
+MAX_PROCESSES = 16
+"""Most processes of a run that are remembered, with the events that they have sent."""
+EVENT_HEAD, EVENT_TAIL = 200, 780
+"""Characters of the beginning and the end of a long event's text that are kept."""
 
 
 class NotAttachedError(InvalidInputError):
     """A program sent steps of a run that is not live here."""
+
+
+class _Processes(msgspec.Struct):
+    """The processes of a run on this machine, as its record keeps them for the next agent."""
+
+    KEY: ClassVar[str] = "guest_processes"
+    boot_id: str = ""
+    began: dict[int, float] = {}  # by pid, as the system marks it: a pid may be used again
+    events: dict[str, int] = {}  # number of the newest event of each process
+
+    def look(self, pids: Sequence[int], *, in_addition: bool) -> bool:
+        """Take note of processes that live; return whether any is new. `in_addition`: those known before count too."""
+        found = {pid: began for pid in pids if (began := _start_time(pid)) is not None}
+        before = self.began if in_addition and self.boot_id == shim.boot_id() else {}
+        found = dict([*before.items(), *found.items()][-MAX_PROCESSES:])
+        if found == self.began:
+            return False
+        self.began, self.boot_id = found, shim.boot_id()
+        return True
+
+    def gone(self) -> set[int]:
+        """Return those that have ended."""
+        if self.boot_id != shim.boot_id():
+            return {*self.began}
+        return {pid for pid, began in self.began.items() if _start_time(pid) != began}
+
+    def is_new(self, process: str, number: int) -> bool:
+        """Take note of an event's number; return whether it is newer than all before of that process."""
+        if number <= self.events.get(process, 0):
+            return False
+        newest = self.events.pop(process, 0)  # the process is now the last one
+        self.events = dict([*self.events.items(), (process, max(newest, number))][-MAX_PROCESSES:])
+        return True
+
+
+def _start_time(pid: int) -> float | None:
+    try:
+        return shim.start_time(pid)
+    except OSError:  # too many files are open: it is taken for one that isn't known
+        return None
 
 
 class GuestRun:
@@ -83,6 +134,10 @@ class GuestRun:
         generation = max((one for one in seen if one is not None), default=shown.generation)
         self.view = msgspec.structs.replace(shown, generation=generation, directory=str(paths.directory))
         self.heard_monotonic = clock()
+        self.gone_monotonic: float | None = None  # since when none of its processes is left
+        self._processes = _Processes()
+        with contextlib.suppress(msgspec.MsgspecError):
+            self._processes = decode_json(self.recorder.meta(_Processes.KEY) or "{}", _Processes)
         self._readings: deque[HostReading] = deque(maxlen=READINGS_KEPT)
         self._statistics = StepStatistics(self.recorder.newest_steps(STATISTICS_STEPS))
         self._part_at: dict[int, float] = {}  # rank -> when its newest part was made
@@ -103,6 +158,45 @@ class GuestRun:
     def silent_seconds(self) -> float:
         """Since its program was last heard."""
         return self._clock() - self.heard_monotonic
+
+    def know_processes(self) -> None:
+        """Follow the processes of its ranks on this machine, besides those before if it is a watched command."""
+        pids = [rank.pid for rank in self.view.ranks if rank.pid is not None and rank.node == self.view.lead]
+        if self._processes.look(pids, in_addition=self.view.kind == "exec"):
+            self._keep_processes()
+
+    def look_at_processes(self) -> set[int]:
+        """Return the processes of its ranks that are gone, and note since when none is left."""
+        gone = self._processes.gone()
+        if not gone or gone != self._processes.began.keys():
+            self.gone_monotonic = None
+        elif self.gone_monotonic is None:
+            self.gone_monotonic = self._clock()
+        return gone
+
+    @property
+    def has_process(self) -> bool:
+        """Return whether a process of it is known to live, as far as was seen at the last look."""
+        return bool(self._processes.began) and self.gone_monotonic is None
+
+    def event_of(self, process: str, event: RunEvent) -> Event | None:
+        """Record an event that the loop has sent; None if it is recorded already."""
+        if not self._processes.is_new(process, event.number):
+            return None
+        text = event.text
+        if len(text) > EVENT_HEAD + EVENT_TAIL:
+            text = f"{text[:EVENT_HEAD]} … {text[-EVENT_TAIL:]}"
+        step = self.step if event.step is None else event.step
+        made = self.event(Happened(Notice(text), event.severity, self.view.name, step))
+        self._keep_processes()
+        return made
+
+    def newest_event(self, process: str) -> int:
+        """Return the number of the newest event of a process that is recorded, 0 if there is none."""
+        return self._processes.events.get(process, 0)
+
+    def _keep_processes(self) -> None:
+        self.recorder.set_meta(_Processes.KEY, encode_json(self._processes), own=True)
 
     def keep(self, view: RunView) -> None:
         """The view as it is now, also for the next agent of this node."""
@@ -178,6 +272,13 @@ class GuestRuns:
         self._is_calibrating, self._leaves = is_calibrating, leaves
         self._runs_directory = runs_directory(directory)
         self._live: dict[str, GuestRun] = {}
+        self._orders = GuestOrders()
+        self.settle: Callable[[CommandEnded], Awaitable[None]] = _settle_nothing
+        """Keeps how a command ended."""
+        self.send_orders: Callable[[str], None] = lambda _: None
+        """Sends a run's open orders to its loop."""
+        self.is_expected: Callable[[str], bool] = lambda _: False
+        """Returns whether more may come of a run whose processes are gone: over a connection, or from a file."""
 
     @property
     def live(self) -> tuple[GuestRun, ...]:
@@ -195,6 +296,8 @@ class GuestRuns:
     async def reply(self, request: GuestRequest) -> RunKept | Refusal:
         """Carry out a request, or say why not."""
         try:
+            if isinstance(request, EndRun):
+                await self._fail_orders(request.run)
             kept = self.take(request)
             if (guest := self._live.get(request.run)) is None:
                 return kept
@@ -245,14 +348,64 @@ class GuestRuns:
         except InvalidInputError as error:
             self._db.set_run_state(known.run, "failed", str(error))
 
-    def watch(self) -> None:
-        """Notice programs that are silent; call it a few times a second."""
+    async def watch(self) -> None:
+        """Notice programs that are gone or silent, and orders whose time is up; call it a few times a second."""
+        for ended in self._orders.expire(time.time()):
+            await self.settle(ended)
         for guest in self.live:
-            seconds = guest.silent_seconds
-            if seconds > GIVE_UP_SECONDS:
-                self._end(guest, "failed", f"its program has been silent for {seconds:.0f} s")
-            elif seconds > SILENT_SECONDS and any(rank.state == "run" for rank in guest.view.ranks):
+            seconds, run = guest.silent_seconds, guest.view.run
+            self._show_new(guest, guest_rows.gone(guest.view, guest.look_at_processes(), time.time()))
+            if guest.gone_monotonic is not None:
+                quiet_seconds = self._clock() - max(guest.gone_monotonic, guest.heard_monotonic)
+                if quiet_seconds >= GONE_SECONDS and not self.is_expected(run):
+                    await self.end(run, "failed", "its process is gone, and had not said that it was done")
+            elif seconds > GIVE_UP_SECONDS and not guest.has_process:
+                await self.end(run, "failed", f"its program has been silent for {seconds:.0f} s")
+            elif seconds > SILENT_SECONDS and any(rank.state in ("run", "paused") for rank in guest.view.ranks):
                 self._show(guest, guest_rows.silent(guest.view, seconds, time.time()))
+
+    # ------------------------------------------------------------ loops that a socket connects
+
+    def attach(self, request: AttachRun, verbs: Sequence[tuple[str, str]]) -> GuestRun:
+        """Take a run whose loop says which verbs it takes. Raises InvalidInputError or RefusedError."""
+        return self._attach(request, tuple(verbs))
+
+    def give(self, run: str, order: Order) -> None:
+        """Have a loop carry out a command that is journaled. Raises RefusedError."""
+        self._orders.give(run, order)
+        self.send_orders(run)
+
+    def orders_of(self, run: str) -> list[Order]:
+        """Return the orders of a run that have no outcome, oldest first."""
+        return self._orders.of(run)
+
+    async def hear(self, run: str, outcomes: Sequence[Outcome]) -> None:
+        """Take how orders ended."""
+        verbs = {order.id: order.verb for order in self._orders.of(run)}
+        ended, late = self._orders.heard(run, outcomes)
+        for one in ended:
+            await self.settle(one)
+            if one.state == "applied" and (guest := self._live.get(run)) is not None:
+                self._show_new(guest, guest_rows.obeyed(guest.view, verbs[one.id], time.time()))
+        for happened in late:
+            if (guest := self._live.get(run)) is not None:
+                self.note(guest, happened)
+                self._show_new(guest, guest_rows.obeyed(guest.view, happened.verb, time.time()))
+
+    def happened(self, run: str, process: str, event: RunEvent) -> None:
+        """Take an event of a live run's loop, once."""
+        if (made := self._get(run).event_of(process, event)) is not None:
+            self._publish(made)
+
+    async def end(self, run: str, state: RunState, reason: str) -> None:
+        """End a run, if it is live, and its orders."""
+        await self._fail_orders(run)
+        if (guest := self._live.get(run)) is not None:
+            self._end(guest, state, reason)
+
+    async def _fail_orders(self, run: str) -> None:
+        for ended in self._orders.over(run, "the run ended"):
+            await self.settle(ended)
 
     def close(self) -> None:
         """Let the records go; the runs stay live for the next agent of this node."""
@@ -265,12 +418,10 @@ class GuestRuns:
         if guest is None:
             raise NotAttachedError("run", f"no attached run {run!r} is live on {self._node}: attach it first")
         guest.heard_monotonic = self._clock()
-        heard = guest_rows.heard(guest.view, time.time())
-        if heard is not guest.view:
-            self._show(guest, heard)
+        self._show_new(guest, guest_rows.heard(guest.view, time.time()))
         return guest
 
-    def _attach(self, request: AttachRun) -> GuestRun:
+    def _attach(self, request: AttachRun, verbs: tuple[tuple[str, str], ...] = ()) -> GuestRun:
         if len({rank.rank for rank in request.ranks}) < len(request.ranks):
             raise InvalidInputError("ranks", "two ranks have the same number")
         guest = self._live.get(request.run)
@@ -283,7 +434,8 @@ class GuestRuns:
         guest.parts = {rank: part for rank, part in guest.parts.items() if rank in numbers}
         directory = str(guest.paths.directory)
         view = guest_rows.view_of(request, self._node, directory, guest.view.generation, guest.step)
-        self._show(guest, guest_rows.going_on(view, guest.view))
+        self._show(guest, msgspec.structs.replace(guest_rows.going_on(view, guest.view), verbs=verbs))
+        guest.know_processes()
         return guest
 
     def _open(self, request: AttachRun) -> GuestRun:
@@ -319,6 +471,8 @@ class GuestRuns:
     def _steps(self, request: RunSteps) -> GuestRun:
         guest_rows.check(request.steps)
         guest = self._get(request.run)
+        if request.steps and request.steps[-1].step > guest.step:
+            self._show_new(guest, guest_rows.going(guest.view, time.time()))
         for made in request.steps:
             if made.step > guest.step:
                 slow = guest.view.straggler
@@ -339,6 +493,10 @@ class GuestRuns:
         del self._live[guest.view.run]
         guest.recorder.close()
 
+    def _show_new(self, guest: GuestRun, view: RunView) -> None:
+        if view is not guest.view:
+            self._show(guest, view)
+
     def _show(self, guest: GuestRun, view: RunView) -> None:
         guest.keep(view)
         self._publish(view)
@@ -349,3 +507,7 @@ class GuestRuns:
     def note(self, guest: GuestRun, happened: Happened) -> None:
         """Keep and publish an event of a live run."""
         self._publish(guest.event(happened))
+
+
+async def _settle_nothing(_: CommandEnded) -> None:
+    """There are no commands."""

@@ -15,8 +15,9 @@ from trainctl.node_agent.records.agent_db import AgentDb, JournaledCommand, dige
 from trainctl.node_agent.records.run_folders import UNKNOWN_DIGEST
 from trainctl.node_agent.runs.session import Conducting, Session
 from trainctl.protocol.errors import InvalidInputError, RefusedError
-from trainctl.protocol.messages import FINAL_COMMAND_STATES, Command, CommandReply, KeptCommand, verbs
+from trainctl.protocol.messages import FINAL_COMMAND_STATES, Command, CommandReply, KeptCommand, RunView, verbs
 from trainctl.protocol.messages.events import CommandApplied, CommandFailed, RunStateChanged
+from trainctl.protocol.messages.guests import Order
 
 Answer = Callable[[bytes, CommandReply], Awaitable[None]]
 BUSY_SECONDS, BUSY_RETRY_SECONDS = 5.0, 0.1
@@ -59,6 +60,7 @@ class CommandJournal:
         self._askers: dict[str, list[_Asker]] = {}
         self._reasons: dict[str, str] = {}  # of commands that policies have sent, until they are handed on
         self._proposing: set[asyncio.Task[None]] = set()
+        guests.settle = self.end
 
     @property
     def session(self) -> Session | None:
@@ -168,9 +170,11 @@ class CommandJournal:
             return
         if other and (guest := self._guests.find(command.run)) is not None:
             self._db.set_run(command.id, guest.view.run)
-            raise InvalidInputError(
-                "run", f"{guest.view.run} does not support {command.verb}: {guest.view.why_not(command.verb)}"
-            )
+            if (row := self._db.find(command.id)) is not None:
+                self._order(row, guest.view)
+            return
+        if self._is_of_guest(command.run):
+            raise InvalidInputError("run", f"{command.run} has ended, so {command.verb} can't act on it")
         if session is None:
             raise InvalidInputError("run", "no run is active")
         if command.run is not None and command.run != session.run:
@@ -178,6 +182,36 @@ class CommandJournal:
         expires = time.monotonic() + command.ttl_seconds
         given = (command.id, command.verb, args, command.by, command.node, command.if_plan)
         await session.feed(Commanded(*given, expires, reason=self._reasons.get(command.id, "")))
+
+    def _is_of_guest(self, run: str | None) -> bool:
+        """Return whether a different program trains or trained the run."""
+        known = self._db.known_run(run) if run is not None else None
+        return known is not None and known.kind != "hosted"
+
+    def _order(self, row: JournaledCommand, view: RunView) -> None:
+        """Have the loop of a live run carry out a command. Raises InvalidInputError or RefusedError."""
+        if why := view.why_not(row.verb):
+            raise InvalidInputError("run", f"{view.run} does not support {row.verb}: {why}")
+        if row.if_plan not in (None, view.plan_version):
+            raise InvalidInputError("if_plan", f"{view.run} has no plans")
+        if row.node not in (None, *(rank.node for rank in view.ranks)):
+            raise InvalidInputError("node", f"no rank of {view.run} is on {row.node}")
+        args = msgspec.to_builtins(verbs.check(row.verb, row.args, row.node))
+        named = {name: value for name, value in args.items() if value is not None}
+        self._guests.give(view.run, Order(row.id, row.verb, named, row.received_at + row.ttl_seconds))
+
+    async def _order_again(self, row: JournaledCommand) -> bool:
+        """After a restart: send a command to the loop of a live run again; return whether it is of one."""
+        guest = self._guests.find(row.run) if row.run is not None and not _is_note(row) else None
+        if guest is None:
+            return False
+        try:
+            self._order(row, guest.view)
+        except InvalidInputError as error:
+            await self.end(CommandEnded(row.id, "rejected", reason=error.problem, field=error.where))
+        except RefusedError as error:
+            await self.end(CommandEnded(row.id, "failed", reason=str(error)))
+        return True
 
     async def conduct_again(self, session: Session, why: str = RESTARTED) -> None:
         """After a restart, or once a run has gone back: what was accepted and is on no plan yet goes to the conductor
@@ -188,7 +222,7 @@ class CommandJournal:
             )  # it is by this that the run is led here
             if row.id in session.conductor.durable.carried or under_way:
                 continue
-            if row.run != session.run and await self._note_again(row):
+            if row.run != session.run and (await self._note_again(row) or await self._order_again(row)):
                 continue
             left_seconds = row.received_at + row.ttl_seconds - time.time()
             try:
@@ -212,7 +246,7 @@ class CommandJournal:
         for row in self._db.open_commands():
             if (run is not None and row.run != run) or (row.run is not None and self._db.followed(row.run) is not None):
                 continue
-            if not await self._note_again(row):
+            if not await self._note_again(row) and not await self._order_again(row):
                 await self.end(CommandEnded(row.id, "failed", reason=why))
 
     async def _note_again(self, row: JournaledCommand) -> bool:
@@ -228,7 +262,7 @@ class CommandJournal:
         row = self._db.find(ended.id)
         if row is None or not row.is_open:
             return
-        about = row.run if _is_note(row) or self._guests.find(row.run or "") is not None else None
+        about = row.run if _is_note(row) or self._is_of_guest(row.run) else None
         about = about or (self.session.run if self.session is not None else None)
         outcome = msgspec.structs.replace(
             row,
@@ -260,7 +294,7 @@ class CommandJournal:
         guest = self._guests.find(row.run) if row.run is not None else None
         if guest is not None:
             self._guests.note(guest, _event(row, ended))
-        elif self.session is not None:
+        elif self.session is not None and not self._is_of_guest(row.run):
             self.session.note(_event(row, ended))
 
     async def _tell(self, id: str) -> None:

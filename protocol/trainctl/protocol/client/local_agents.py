@@ -25,6 +25,7 @@ class LocalAgent(msgspec.Struct, frozen=True):
     cluster: tuple[str, ...] = ()
     key: str = ""  # its public key; empty: it uses none
     state: str = ""  # folder of the nodes' folders; empty: an earlier version's agent doesn't say
+    socket: str = ""  # path of its socket for training loops of this machine; empty: it has none
 
 
 class Registration:
@@ -36,10 +37,11 @@ class Registration:
         self._path = _folder() / f"{agent.host}-{agent.pid}.json"
         self._write()
 
-    def look(self, address: str) -> None:
+    def look(self, address: str, guest_socket: str) -> None:
         """Write it again if it is gone, or if the agent can be reached elsewhere now."""
-        if address != self._agent.address or not self._path.exists():
-            self._agent = msgspec.structs.replace(self._agent, address=address)
+        agent = msgspec.structs.replace(self._agent, address=address, socket=guest_socket)
+        if agent != self._agent or not self._path.exists():
+            self._agent = agent
             self._write()
 
     def _write(self) -> None:
@@ -63,10 +65,10 @@ class Registration:
 
 @contextlib.contextmanager
 def registered(
-    node: str, address: str, cluster: Sequence[str] = (), key: str = "", state: str = ""
+    node: str, address: str, cluster: Sequence[str] = (), key: str = "", state: str = "", guest_socket: str = ""
 ) -> Iterator[Registration]:
     """Let an agent be found as long as this lasts; where no file can be kept, only by its address."""
-    agent = LocalAgent(node, address, os.getpid(), socket.gethostname(), tuple(cluster), key, state)
+    agent = LocalAgent(node, address, os.getpid(), socket.gethostname(), tuple(cluster), key, state, guest_socket)
     registration = Registration(agent)
     try:
         yield registration

@@ -51,6 +51,7 @@ class Hello(GuestLine, frozen=True):
     version: Count
     attach: dict[str, Any]  # fields of `attach-run`
     verbs: Annotated[dict[Name, Text], Meta(max_length=MAX_VERBS)] = {}  # verb -> why not; empty: it is offered
+    socket: str = ""  # path of the socket whose agent has earlier steps of the run; empty: none is known to
 
     @property
     def request(self) -> AttachRun:
@@ -94,6 +95,7 @@ class Order(GuestLine, frozen=True):
     id: CommandId
     verb: Name
     args: dict[str, Any] = {}
+    expires_at: float | None = None  # time in Unix seconds from which on it isn't to be begun
 
 
 class Refused(GuestLine, frozen=True):
