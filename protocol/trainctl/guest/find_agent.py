@@ -25,18 +25,19 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME", "").strip() or "~/.local/state").expanduser() / "trainctl"
 
 
-def sockets() -> list[str]:
-    """Return the paths of the sockets on which agents here listen for guests, the preferred one first.
+def sockets() -> list[tuple[str, Path]]:
+    """Return the sockets on which agents here listen for guests, the preferred one first, each with the state folder in
+    which that agent looks for spool files.
 
     That is the one of $TRAINCTL_GUEST_SOCKET alone, else those of the agents that run: first the one at
     $TRAINCTL_CONNECT, then in the order of their cluster file.
     """
     if chosen := os.environ.get("TRAINCTL_GUEST_SOCKET"):
-        return [chosen]
+        return [(chosen, state_folder())]
     agents = _agents(state_folder() / ".agents")
     preferred = os.environ.get("TRAINCTL_CONNECT")
     agents.sort(key=lambda agent: (agent.get("address") != preferred, _place(agent), agent.get("node", "")))
-    return [agent["socket"] for agent in agents]
+    return [(agent["socket"], Path(agent.get("state") or state_folder())) for agent in agents]
 
 
 def _agents(folder: Path) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from math import inf
+from pathlib import Path
 
 from trainctl.guest import find_agent
 from trainctl.guest.rows import MAX_ROWS, Outbox, RowEncoder, line, steps_line
@@ -63,7 +64,8 @@ class Link:
         self._spool = Spool(find_agent.state_folder(), attach["run"])
         self._spool_due, self._has_spooled, self._has_complained = 0.0, False, False
         self._socket: socket.socket | None = None
-        self._path = ""  # of the socket whose agent has answered
+        self._agent: tuple[str, Path] | None = None  # the socket whose agent has answered, and its state folder
+        self._tried = ("", Path())  # those of the newest connection
         self._connect_due = self._connected_monotonic = self._sent_monotonic = 0.0
         self._received, self._unsent = b"", b""
         self._in_flight: tuple[Batch | None, list[Outcome]] | None = None  # what the line awaiting its answer had
@@ -81,7 +83,7 @@ class Link:
     @property
     def is_answered(self) -> bool:
         """Return whether an agent has answered: the run exists, or is refused."""
-        return bool(self._path) or self._is_refused
+        return self._agent is not None or self._is_refused
 
     def change(self) -> None:
         """Say hello again: the run or its verbs have changed."""
@@ -183,15 +185,15 @@ class Link:
 
     def _connect(self, now: float) -> None:
         self._connect_due = now + _RETRY_SECONDS
-        for path in [self._path] if self._path else find_agent.sockets():  # the agent that has the run's steps
+        for tried in [self._agent] if self._agent else find_agent.sockets():  # the one that has the run's steps
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.setblocking(False)
             try:
-                connection.connect(path)
+                connection.connect(tried[0])
             except OSError:
                 connection.close()
                 continue
-            self._socket, self._connected_monotonic = connection, now
+            self._socket, self._connected_monotonic, self._tried = connection, now, tried
             self._spool.close()
             self._outbox.send_again()
             self._received, self._unsent = b"", b""
@@ -207,8 +209,9 @@ class Link:
 
     def _hello(self, after_step: int | None) -> bytes:
         self._is_hello_due = False
+        socket_path = self._agent[0] if self._agent else ""
         attach = self._attach if after_step is None else {**self._attach, "after_step": after_step}
-        return line("hello", version=VERSION, attach=attach, verbs=self._verbs(), socket=self._path)
+        return line("hello", version=VERSION, attach=attach, verbs=self._verbs(), socket=socket_path)
 
     def _text(self, batch: Batch | None, outcomes: list[Outcome]) -> bytes:
         kind, number, texts = batch or ("row", 0, [])
@@ -275,7 +278,9 @@ class Link:
             return
         kind = message.get("type")
         if kind == "kept" and self._in_flight is not None and self._socket is not None:
-            self._path = str(self._socket.getpeername())
+            if self._agent is None:
+                self._agent = self._tried
+                self._spool = Spool(self._agent[1], self._attach["run"])
             self._confirm(int(message["step"]), int(message.get("event", 0)), *self._in_flight)
         elif kind == "order":
             self._orders.take({"id": str(message["id"]), "verb": message["verb"], "args": message.get("args") or {}})
