@@ -64,6 +64,11 @@ class LearningRate:
                 group[_CONSTANT] = value * (share / shares[self._first]) if shares[self._first] else value
         return before, value
 
+    @property
+    def is_changed(self) -> bool:
+        """Tell if the steps use another rate than the loop's own."""
+        return any(_FACTOR in group or _CONSTANT in group for group in self._inner.param_groups)
+
     def remove(self) -> None:
         """Leave the optimizer as it was."""
         if not self.refusal:

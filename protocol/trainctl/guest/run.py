@@ -42,7 +42,10 @@ class Run:
         self._hand_over = self._link.items.append
         self._continues = continues
         self._last = 0  # number of the newest step
-        self._more: dict[str, Any] = {}  # values given again for a step that has been handed over
+        self.waits_for_values = False
+        """Set by adapters: values of a step come after it, so its row waits for the next step."""
+        self._newest: tuple[Any, ...] | None = None  # row that waits
+        self._more: dict[str, Any] = {}  # values given for a step that has been handed over
         self._since = time.monotonic()
         self._phases: dict[str, float] | None = None
         self._phase, self._phase_since = "", 0.0
@@ -87,10 +90,15 @@ class Run:
                 self.phase("")
             rate = self._rate.used if lr is None and self._rate is not None else lr
             seconds, self._since = now - self._since, now
-            self._hand_over((number, time.time(), seconds, loss, samples, tokens, rate, metrics, self._phases))
+            row = (number, time.time(), seconds, loss, samples, tokens, rate, metrics, self._phases)
             self._phases = None
-            if self._arrived:
+            if self._arrived or self.waits_for_values:
+                self._newest = row
                 self._carry_out_orders()
+                if not self.waits_for_values:
+                    self._release()
+            else:
+                self._hand_over(row)
         except Exception as error:  # noqa: BLE001  nothing that is given here stops the loop
             self._warn(f"a step is not recorded: {type(error).__name__}: {error}")
         return self._is_stopping
@@ -127,6 +135,7 @@ class Run:
             _current = None
         if self._rate is not None:
             self._rate.remove()
+        self._release()
         if self._more:
             values = ", ".join(f"{name} {value}" for name, value in self._more.items())
             self._event(f"after the last step: {values}", "info")
@@ -172,14 +181,22 @@ class Run:
             return False
         if number == self._last:
             return False
+        self._release()
         if number < self._last or (self._is_first and self._continues and is_numbered):
             self._hand_over(number - 1)  # retracts what an earlier process or pass recorded from here on
         self._is_first = False
         self._last = number - 1
         return True
 
+    def _release(self) -> None:
+        """Hand over the row that waits."""
+        if self._newest is not None:
+            self._hand_over(self._newest)
+            self._newest = None
+
     def _add_values(self, loss: Any, metrics: dict[str, Any]) -> None:
-        self._more.update({name: settle(value) for name, value in metrics.items()})
+        values = self._more if self._newest is None else self._newest[7]
+        values.update({name: settle(value) for name, value in metrics.items()})
         if loss is not None and self._last:
             self._warn("a step was given twice; its second loss is not recorded")
 
@@ -196,6 +213,7 @@ class Run:
                     self._event(text, "warning")
                     break
                 else:
+                    self._release()  # what is on screen of a paused run has its newest step
                     time.sleep(_POLL_SECONDS)
         finally:
             self._is_paused = False

@@ -43,6 +43,12 @@ class LineServer:
             thread.join()
         self._listener, self._connections, self._threads = None, [], []
 
+    def forget(self) -> None:
+        """Begin anew, as for another run."""
+        self.received.clear()
+        self.rows.clear()
+        self.step = self.event = 0
+
     def order(self, verb: str, id: str | None = None, **args: Any) -> str:
         id = id or f"order-{verb}-{len(self.received)}"
         self._send(self._connections[-1], type="order", id=id, verb=verb, args=args)
