@@ -15,8 +15,9 @@ from trainctl.node_agent.alerts.calibrated import CalibratedSpeedWatch, LinkWatc
 from trainctl.node_agent.alerts.conditions import Observation, RunSnapshot, StallWatch
 from trainctl.node_agent.alerts.loss_curve import LossWatch, OwnLossWatch
 from trainctl.node_agent.alerts.rank_health import RankHealthWatch
-from trainctl.node_agent.alerts.slow_ranks import BLOCK_STEPS, PaceWatch
+from trainctl.node_agent.alerts.slow_ranks import PaceWatch
 from trainctl.protocol.analysis.curve import CurveJudge, CurveLimits
+from trainctl.protocol.analysis.slow_ranks import BLOCK_STEPS
 from trainctl.protocol.calibration.profile import ProfileSummary
 from trainctl.protocol.config.alert_rules import KINDS, AlertKind, AlertsTable
 from trainctl.protocol.messages import AlertView, Generation, HostReading, RankStep, RankView, RunView, StepCommitted

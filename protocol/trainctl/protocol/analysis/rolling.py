@@ -7,7 +7,7 @@ so that a few long steps, as in a checkpoint, are no slowdown (Winsorising: Hube
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from operator import mul
 from statistics import median
 from typing import Final
@@ -243,13 +243,6 @@ class SlowdownDetector:
         """It has become faster: learn the level from here on."""
         self._level, self._scatter, self._is_slow = None, None, False
         self._longer, self._shorter = 0.0, 0.0
-
-
-def beyond_others(slower: Mapping[int, float], rank: int) -> float:
-    """Return by what part a rank is slower than it was, beyond what most others are too: what slows them all, such as
-    longer samples or a busy machine that they share, is no rank's own trouble. `slower`: that part, by rank."""
-    others = [part for other, part in slower.items() if other != rank]
-    return slower[rank] - max(0.0, median(others) if others else 0.0)
 
 
 def _bounded(total: float) -> float:

@@ -40,19 +40,13 @@ class Pace:
     seconds: float  # middle seconds of the whole step
 
     @classmethod
-    def of(cls, parts: Sequence[RankStep]) -> "Pace":
-        """Return the pace of at least one step."""
-        phases = {name: middle([getattr(part.phases, name) for part in parts]) for name in PHASES}
-        last = parts[-1]
-        return cls(
-            last.node,
-            last.samples,
-            last.micro_batch or 0,
-            phases,
-            trimmed([part.phases.data for part in parts]),
-            middle([part.phases.busy for part in parts]),
-            middle([part.step_seconds for part in parts]),
-        )
+    def of(cls, parts: Sequence[RankStep], times: float = 1.0) -> "Pace":
+        """Return the pace of at least one step, each `times` as long."""
+        phases = {name: times * middle([getattr(part.phases, name) for part in parts]) for name in PHASES}
+        last, data = parts[-1], trimmed([part.phases.data for part in parts])
+        busy, whole = middle([part.phases.busy for part in parts]), middle([part.step_seconds for part in parts])
+        micro = last.micro_batch or 0
+        return cls(last.node, last.samples, micro, phases, times * data, times * busy, times * whole)
 
 
 def trimmed(values: Sequence[float]) -> float:

@@ -9,6 +9,7 @@ from trainctl.protocol.analysis.curve import CurveJudge, CurveLimits
 from trainctl.protocol.analysis.diagnosis import pace
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.analysis.diagnosis.pace import Pace, Parts
+from trainctl.protocol.analysis.slow_ranks import RankPace
 from trainctl.protocol.batch.against_profile import PASS_NOISE
 from trainctl.protocol.batch.pass_curve import PassCurve
 from trainctl.protocol.batch.step_model import StepModel, models
@@ -62,13 +63,20 @@ class Situation:
 
     @cached_property
     def before(self) -> dict[int, Pace]:
-        """Return each rank's earlier pace with the same plan: of blocks of steps the one at the first quartile. The
-        fastest one would be fast by chance."""
-        found: dict[int, list[Pace]] = {}
-        for block in self._blocks:
-            for rank, its in pace.paces(block).items():
-                found.setdefault(rank, []).append(its)
-        return {rank: sorted(each, key=lambda its: its.busy)[len(each) // 4] for rank, each in found.items()}
+        """Return each rank's earlier pace, as alerts have it: of the best block of steps before the recent ones, and as
+        it would be with the present share."""
+        found, first = {}, next(iter(self.recent[0].values())).step if self.recent else 0
+        for rank, own in self.ranks.items():
+            watched = RankPace()
+            for parts in self._all_steps:
+                if parts[rank].step < first:
+                    watched.add(parts[rank])
+                    if (typical := watched.now()) is not None:
+                        watched.keep_best(typical)
+            watched.turn_to((own.micro, own.samples))
+            if (best := watched.best) is not None and best.parts:
+                found[rank] = Pace.of(best.parts, best.times)
+        return found
 
     @cached_property
     def step_seconds(self) -> float | None:

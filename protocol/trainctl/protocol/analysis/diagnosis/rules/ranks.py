@@ -7,7 +7,8 @@ from trainctl.protocol.analysis.diagnosis.pace import LEAST_STEPS, Parts, shared
 from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.rules.machine import CPU_PRESSURE, cpu_pressure, is_crowded, more_prefetch
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent
-from trainctl.protocol.analysis.rolling import SOUGHT, beyond_others
+from trainctl.protocol.analysis.rolling import SOUGHT
+from trainctl.protocol.analysis.slow_ranks import beyond_others
 from trainctl.protocol.analysis.straggler import waits
 from trainctl.protocol.batch.against_profile import sent_bytes
 from trainctl.protocol.batch.split import ShareCost, check_enough, slowest, split
