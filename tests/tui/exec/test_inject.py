@@ -1,4 +1,4 @@
-"""What `trainctl exec` puts into a Python process: it starts as without, whatever it is and has."""
+"""Python processes under `trainctl exec`: they start as they do without it, whatever they are and have."""
 
 import os
 import resource
