@@ -4,7 +4,7 @@ import contextlib
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from trainctl.guest.run import Run
@@ -24,6 +24,21 @@ def watch_only(run: Run, framework: str, version: str) -> None:
     for verb in _STEERED:
         run.offer(verb, why=why)
     run.note(why)
+
+
+def count(batch: Any) -> tuple[int | None, Any]:
+    """Return how many samples a batch has, and how many tokens without padding, as far as they are to be seen in it."""
+    if isinstance(batch, Mapping):
+        ids = batch.get("input_ids")
+        if ids is None:
+            return count(next(iter(batch.values()), None))[0], None
+        mask = batch.get("attention_mask")
+        return ids.shape[0], ids.numel() if mask is None or mask.dim() != 2 else mask.sum()
+    if isinstance(batch, (list, tuple)):
+        first = batch[0] if batch else None
+        return (len(batch), None) if isinstance(first, Mapping) else (count(first)[0], None)
+    shape = getattr(batch, "shape", None)
+    return (shape[0] if shape else None), None
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any, Final
 import transformers
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trainctl.guest.frameworks import is_known, undisturbed, watch_only
+from trainctl.guest.frameworks import count, is_known, undisturbed, watch_only
 from trainctl.guest.learning_rate import LearningRate
 from trainctl.guest.run import Run, attach
 
@@ -87,14 +87,14 @@ class Callback(TrainerCallback):
         values, self._early = self._early, {}
         if self._grad_norm is not None:
             values["grad_norm"] = self._grad_norm
-        tokens = state.num_input_tokens_seen - self._tokens_seen or self._tokens
+        tokens = (state.num_input_tokens_seen - self._tokens_seen) or self._tokens
         self._tokens_seen = state.num_input_tokens_seen
         loss = sum(self._losses[1:], self._losses[0]) if self._losses else None
         rate, samples = self._used_rate, self._samples
         self._reset()
         # What is logged and evaluated for this step comes after this event.
         self._run.waits_for_values = control.should_log or control.should_evaluate or state.epoch == int(state.epoch)
-        if self._run.step(state.global_step, loss=loss, samples=samples, tokens=tokens or None, lr=rate, **values):
+        if self._run.step(state.global_step, loss=loss, samples=samples, tokens=tokens, lr=rate, **values):
             control.should_training_stop = True
         return control
 
@@ -152,18 +152,11 @@ class Callback(TrainerCallback):
             self._replace("_get_grad_norm", get_grad_norm)
 
     def _count(self, inputs: Any) -> None:
-        """Count a micro-batch's samples and tokens, if they are to be seen in it."""
-        if isinstance(inputs, (list, tuple)):  # as GRPO's, whose answers are yet to be made
-            self._samples = None if self._samples is None else self._samples + len(inputs)
-            return
-        ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-        if ids is None:
-            self._samples = None
-            return
-        is_packed = ids.shape[0] == 1 < self._trainer.args.per_device_train_batch_size
-        self._samples = None if is_packed or self._samples is None else self._samples + ids.shape[0]
-        mask = inputs.get("attention_mask")
-        self._tokens = self._tokens + (ids.numel() if mask is None or mask.dim() != 2 else mask.sum())
+        samples, tokens = count(inputs)
+        if samples == 1 < self._trainer.args.per_device_train_batch_size:
+            samples = None  # several are packed into one row
+        self._samples = None if samples is None or self._samples is None else self._samples + samples
+        self._tokens = None if tokens is None or self._tokens is None else self._tokens + tokens
 
     def _reset(self) -> None:
         self._losses, self._samples, self._tokens, self._grad_norm = [], 0, 0, None
