@@ -18,7 +18,7 @@ DRIVER = """
 import os, sys
 from trainctl.tui.exec.process import Process
 copy = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-sys.exit(Process(sys.argv[2:], {**os.environ}, lambda data: os.write(copy, data)).run())
+sys.exit(Process(sys.argv[2:], {**os.environ}, lambda data, stream: os.write(copy, data)).run())
 """
 
 

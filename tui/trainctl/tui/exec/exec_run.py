@@ -60,14 +60,14 @@ class Place:
 
 def place_of(command: Sequence[str], name: str | None, run: str | None, connect: str | None) -> Place:
     """Choose the place of a new run, or of `run`: at the agent with the address `connect`, else at the first here."""
-    agents = [agent for cluster in local_agents.running() for agent in cluster if getattr(agent, "socket", "")]
+    agents = [agent for cluster in local_agents.running() for agent in cluster if agent.socket]
     agents.sort(key=lambda agent: agent.address != connect)
     shown = (name or _name_of(command))[:64]
     stem = re.sub(r"[^a-z0-9._-]", "-", shown.lower()).lstrip("._-")[:40] or "run"
     run = run or f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
     if agents:
         state = Path(agents[0].state) if agents[0].state else state_root()
-        node, socket = agents[0].node, getattr(agents[0], "socket", "")
+        node, socket = agents[0].node, agents[0].socket
     else:
         state, node, socket = state_root(), node_name(), ""
     directory = received_names.id_folder(runs_directory(node_directory(node, state)), run)
@@ -88,20 +88,18 @@ class OutputLog:
         """`is_written`: by the command itself."""
         self._path, self._file = path, -1
         self._lock = threading.Lock()
-        self._tail, self._carriage = bytearray(), b""
+        self._tails = {1: b"", 2: b""}
         self._since_look = 0
         if not is_written:
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
-    def take(self, data: bytes) -> None:
-        """Add output as the command wrote it; a terminal's ends of lines become those of a file."""
+    def take(self, data: bytes, stream: int) -> None:
+        """Add what the command wrote to a stream; a terminal's ends of lines become those of a file."""
         with self._lock:
-            data = self._carriage + data
-            self._carriage = b"\r" if data.endswith(b"\r") else b""
-            data = data.removesuffix(b"\r").replace(b"\r\n", b"\n")
-            self._tail = (self._tail + data)[-_TAIL_BYTES:]
+            data = data.replace(b"\r\n", b"\n")
+            self._tails[stream] = (self._tails[stream] + data)[-_TAIL_BYTES:]
             with contextlib.suppress(OSError):
                 if self._file >= 0:
                     os.write(self._file, data)
@@ -111,9 +109,9 @@ class OutputLog:
                 bound_log(self._path, LOG_LIMIT_BYTES)
 
     def last_lines(self, count: int, characters: int) -> str:
-        """Return the last lines that say anything, of a line that was written over its last state."""
-        text = bytes(self._tail)
-        if not text:
+        """Return the last lines that say anything: errors last, and of a line that was written over its last state."""
+        text = self._tails[1] + b"\n" + self._tails[2]  # standard output is often buffered until the end
+        if not text.strip():
             with contextlib.suppress(OSError), self._path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 text = file.read()

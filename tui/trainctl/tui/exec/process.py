@@ -31,10 +31,10 @@ _LOOK_SECONDS = 0.2
 
 
 class Process:
-    """One command, its output copied to `take` as it comes; `run` waits for it."""
+    """One command, its output copied to `take` as it comes, with the stream's number; `run` waits for it."""
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], take: Callable[[bytes], None] | None
+        self, command: Sequence[str], environment: Mapping[str, str], take: Callable[[bytes, int], object] | None
     ) -> None:
         """Without `take`, nothing is copied: its output is this process's own."""
         self._command, self._environment, self._take = command, environment, take
@@ -198,7 +198,7 @@ class Process:
                 self._copying_at = time.monotonic()
                 _write(target, data)
                 if self._take is not None:
-                    self._take(data)
+                    self._take(data, target)
         os.close(source)
 
     def _type(self, source: int, target: int) -> None:
