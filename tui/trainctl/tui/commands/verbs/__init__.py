@@ -1,4 +1,4 @@
-"""Every verb as a person sees it, a table a group: its dialog, first line, undo and key. Pure."""
+"""Every verb with its dialog, first line, undo and key: a table for each group. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
