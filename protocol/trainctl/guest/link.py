@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from trainctl.guest.orders import Orders, Outcome
-    from trainctl.guest.rows import Batch, Event, RawStep, Rewind
+    from trainctl.guest.rows import Batch, Encoded, Event, RawStep, Rewind
 
 VERSION = 1
 """Version of the lines between loop and agent."""
 TICK_SECONDS = 0.2
 ABSENT_SECONDS = 10.0
 """Seconds without an answer after which lines go to the spool."""
+PAUSE_SECONDS = 600.0
+"""Seconds without an agent after which a paused loop goes on."""
 ALIVE_SECONDS = 5.0
 """Seconds after which an empty line shows that the loop's process is alive."""
 FLUSH_SECONDS = 1.0
@@ -53,7 +55,7 @@ class Link:
     ) -> None:
         """`attach` describes the run; `verbs` says what the loop takes; `continues`: steps without numbers count from
         the newest that the record has."""
-        self.items: deque[RawStep | Event | Rewind] = deque(maxlen=MAX_ROWS)
+        self.items: deque[RawStep | Encoded | Event | Rewind] = deque(maxlen=MAX_ROWS)
         """Steps, events and rewinds from the loop, in order."""
         self.lost = ""
         """The steps that neither the agent nor the spool got at the end, and why; empty: none."""

@@ -96,6 +96,7 @@ class Offers:
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._refusals: dict[str, str] = dict(_MISSING)
+        self._refusal = ""
 
     def offer(self, verb: str, function: Callable[..., Any] | None, why: str) -> None:
         """Offer a verb, or say why not; with neither, as it was at first."""
@@ -112,6 +113,8 @@ class Offers:
     def refusal(self, order: Order) -> str:
         """Return why an order is refused; empty if it is not."""
         verb, args = order["verb"], order["args"]
+        if self._refusal:
+            return self._refusal
         if why := self._refusals.get(verb):
             return why
         if verb not in self._functions and verb not in BUILT_IN:
@@ -129,4 +132,9 @@ class Offers:
 
     def verbs(self) -> dict[str, str]:
         """Return each verb with the reason why the loop does not take it; empty for one that it takes."""
-        return {**dict.fromkeys((*BUILT_IN, *self._functions), ""), **self._refusals}
+        verbs = {**dict.fromkeys((*BUILT_IN, *self._functions), ""), **self._refusals}
+        return dict.fromkeys(verbs, self._refusal) if self._refusal else verbs
+
+    def refuse_all(self, why: str) -> None:
+        """Refuse all orders from now on."""
+        self._refusal = why

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     RawStep = tuple[int, float, float, Any, Any, Any, Any, dict[str, Any], dict[str, float] | None]
     """A step from `step()`: number, Unix time, seconds, loss, samples, tokens, learning rate, metrics and phases."""
+    Encoded = tuple[int, bytes]
+    """A step's number, and the rest as JSON without the opening brace."""
     Event = dict[str, Any]
     """Something that happened in the loop, for the run's events: severity, text and step."""
     Rewind = int
@@ -169,7 +171,7 @@ def _quoted(number: float) -> float | str:
     return number if math.isfinite(number) else f'"{_finite(number)}"'
 
 
-def _json(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
     """Return JSON, with numbers that aren't finite as strings."""
     try:
         return _encode(value).encode()
@@ -187,12 +189,12 @@ def _finite(value: Any) -> Any:
 
 def line(kind: str, **fields: Any) -> bytes:
     """Return a line other than of steps."""
-    return _json({"type": kind, **fields}) + b"\n"
+    return to_json({"type": kind, **fields}) + b"\n"
 
 
 def steps_line(rows: Sequence[bytes], outcomes: Sequence[dict[str, Any]]) -> bytes:
     """Return the line of encoded steps and of orders' outcomes."""
-    return b'{"type":"steps","steps":[%b],"outcomes":%b}\n' % (b",".join(rows), _json(outcomes))
+    return b'{"type":"steps","steps":[%b],"outcomes":%b}\n' % (b",".join(rows), to_json(outcomes))
 
 
 class Outbox:
@@ -223,11 +225,11 @@ class Outbox:
         """Return how many rows neither the agent nor the spool has."""
         return sum(1 for kind, _, _ in islice(self._entries, self._spooled - self._first, None) if kind == "row")
 
-    def add(self, item: RawStep | Event | Rewind, encoder: RowEncoder) -> None:
+    def add(self, item: RawStep | Encoded | Event | Rewind, encoder: RowEncoder) -> None:
         """Add what the loop handed over."""
         if isinstance(item, tuple):
             self._has_rows = True
-            self._entries.append(("row", item[0], encoder.encode(item)))
+            self._entries.append(("row", item[0], item[1] if len(item) == 2 else encoder.encode(item)))
             for text in encoder.complaints:
                 self.add({"severity": "warning", "text": text, "step": item[0]}, encoder)
             encoder.complaints.clear()

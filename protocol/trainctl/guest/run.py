@@ -10,6 +10,7 @@ import time
 from trainctl.guest.learning_rate import LearningRate
 from trainctl.guest.orders import EDITS, Offers, Orders
 from trainctl.guest.rows import SETTLE, settle
+from trainctl.guest.torch_store import rank_and_ranks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,29 +18,41 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Literal
 
+    from trainctl.guest.group import Follower, Group
     from trainctl.guest.link import Link
     from trainctl.guest.orders import Order
+    from trainctl.guest.torch_store import Store
 
     EndState = Literal["finished", "stopped", "failed"]
     Severity = Literal["info", "good", "warning", "error"]
 
-PAUSE_SECONDS = 600.0
-"""Seconds without an agent after which a paused loop goes on."""
 _POLL_SECONDS = 0.05
 
 
 class Run:
     """An attached run, made by `attach`. No method raises, or waits for an agent."""
 
-    def __init__(self, described: dict[str, Any], *, continues: bool) -> None:
+    def __init__(self, described: dict[str, Any], *, continues: bool, rank: int, agree: Store | None) -> None:
         """`continues`: the run may have steps of an earlier process, after which steps without a number count."""
         from trainctl.guest.link import Link  # sockets and threads, which only a run needs
+
+        ranks = len(described["ranks"])
+        if ranks > 1:
+            from trainctl.guest.group import Follower, Lead
 
         self.id: str = described["run"]
         self._orders, self._offers = Orders(), Offers()
         self._arrived = self._orders.arrived
-        self._link: Link = Link(described, self._offers.verbs, self._orders, continues=continues)
-        self._hand_over = self._link.items.append
+        self._link: Link | Follower
+        self._group: Group | None = None  # of several ranks
+        if rank:
+            self._link = self._group = Follower(rank, ranks, agree, self._offers)
+        else:
+            self._link = Link(described, self._offers.verbs, self._orders, continues=continues)
+            if ranks > 1:
+                self._group = Lead(ranks, agree, self._orders, self._offers, self._link)
+        self._hand_over = (self._group or self._link).items.append
+        self._finish = (self._group.outcomes if self._group else self._orders).finish
         self._continues = continues
         self._last = 0  # number of the newest step
         self.waits_for_values = False
@@ -92,15 +105,18 @@ class Run:
             seconds, self._since = now - self._since, now
             row = (number, time.time(), seconds, loss, samples, tokens, rate, metrics, self._phases)
             self._phases = None
-            if self._arrived or self.waits_for_values:
+            if self._arrived or self.waits_for_values or self._group is not None:
                 self._newest = row
-                self._carry_out_orders()
-                if not self.waits_for_values:
-                    self._release()
             else:
                 self._hand_over(row)
         except Exception as error:  # noqa: BLE001  nothing that is given here stops the loop
             self._warn(f"a step is not recorded: {type(error).__name__}: {error}")
+        if self._group is not None:
+            self._carry_out_agreed(self._group)
+        elif self._arrived:
+            self._carry_out_orders()
+        if not self.waits_for_values:
+            self._release()
         return self._is_stopping
 
     def phase(self, name: str) -> None:
@@ -139,6 +155,8 @@ class Run:
         if self._more:
             values = ", ".join(f"{name} {value}" for name, value in self._more.items())
             self._event(f"after the last step: {values}", "info")
+        if self._group is not None:
+            self._group.finish()
         self._orders.give_up(self._last, "the loop ended before its next step")
         self._link.close("stopped" if state == "finished" and self._is_stopping else state, reason)
         if self._link.lost:
@@ -202,7 +220,22 @@ class Run:
 
     # Orders.
 
+    def _carry_out_agreed(self, group: Group) -> None:
+        """Carry out what all ranks carry out at this boundary."""
+        group.boundary += 1
+        if group.boundary < group.next_tick:
+            return
+        began = time.monotonic()
+        for order in group.due_orders():
+            self._carry_out(order)
+            if self._is_paused:
+                self._release()
+        self._is_paused = False
+        self._since += time.monotonic() - began
+
     def _carry_out_orders(self) -> None:
+        from trainctl.guest.link import PAUSE_SECONDS
+
         began = time.monotonic()
         try:
             while self._arrived or (self._is_paused and not self._is_stopping):
@@ -221,17 +254,17 @@ class Run:
 
     def _carry_out(self, order: Order) -> None:
         id, verb = order["id"], order["verb"]
-        if refusal := self._offers.refusal(order):
-            self._orders.finish(id, "rejected", None, refusal)
+        if self._group is None and (refusal := self._offers.refusal(order)):  # rank 0 has judged it for all
+            self._finish(id, "rejected", None, refusal)
             return
         try:
             changed = self._call(verb, order["args"])
         except Exception as error:  # noqa: BLE001  the loop's own functions may raise anything
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            self._orders.finish(id, "failed", None, reason)
+            self._finish(id, "failed", None, reason)
             return
         pair = changed if isinstance(changed, tuple) and len(changed) == 2 else (None, None)
-        self._orders.finish(id, "applied", self._last + (verb in EDITS), "", pair)
+        self._finish(id, "applied", self._last + (verb in EDITS), "", pair)
 
     def _call(self, verb: str, args: dict[str, Any]) -> Any:
         """Do what is ordered. Return what the loop's own function returns."""
@@ -242,9 +275,9 @@ class Run:
             self._event(args.get("text", ""), "info")
         elif verb in ("pause", "resume"):
             self._is_paused = verb == "pause"
-        elif args.get("checkpoint", True) and (save := self._offers.function("checkpoint")) is not None:
+        elif verb == "stop" and args.get("checkpoint", True) and self._offers.function("checkpoint") is not None:
             try:
-                save()
+                self._call("checkpoint", {})
             except Exception as error:
                 problem = (
                     f"its checkpoint failed ({error}); the loop goes on. To stop without one, add checkpoint=false"
@@ -266,7 +299,7 @@ def attach(
     optimizer: Any = None,
     checkpoint: Callable[..., Any] | None = None,
     evaluate: Callable[..., Any] | None = None,
-    agree: Any = None,
+    agree: Store | None = None,
     loss_unit: str = "",
 ) -> Run:
     """Attach the training loop of this process, and return its run; called again, the same run until it is closed.
@@ -274,9 +307,11 @@ def attach(
     `name`: shown for it, by default the script's. `run`: its id, to continue a run of an earlier process; by default a
     new one. `steps`: how many the loop makes. `optimizer`: of torch, for set-lr. `checkpoint`, `evaluate`: functions
     without arguments that the verbs of that name call between two steps. `loss_unit`: such as "nats per token".
+    `agree`: a store by which several ranks agree on orders, by default that of torch.distributed.
     """
     global _current, _pid
     if _current is None:
+        rank, ranks = (agree.rank, agree.ranks) if agree is not None else rank_and_ranks()
         shown = str(name or os.environ.get("TRAINCTL_GUEST_NAME") or _script_name())[:64]
         ordered = os.environ.get("TRAINCTL_GUEST_RUN")
         id, now = run or ordered, time.time()
@@ -285,12 +320,12 @@ def attach(
             "run": _as_id(id) if id else f"{_as_id(shown)[: 63 - len(stamp)]}-{stamp}",
             "name": shown,
             "started_at": now,
-            "ranks": [{"rank": 0, "backend": _backend(), "pid": os.getpid()}],
+            "ranks": [{"rank": 0, "backend": _backend(), "pid": os.getpid()}, *({"rank": n} for n in range(1, ranks))],
             "kind": "exec" if ordered and id == ordered else "guest",
             "steps": steps,
             "loss_unit": loss_unit[:32],
         }
-        _current = Run(described, continues=id is not None)
+        _current = Run(described, continues=id is not None, rank=rank, agree=agree)
         if not _pid:
             atexit.register(_close_at_exit)
             os.register_at_fork(after_in_child=_forget_in_child)

@@ -15,7 +15,7 @@ from tests.protocol.support.line_server import LineServer
 from tests.waiting import HANG_SECONDS, until
 
 from trainctl import guest
-from trainctl.guest import link, run
+from trainctl.guest import link
 
 PROTOCOL = Path(__file__).parents[3] / "protocol"
 
@@ -110,7 +110,7 @@ def test_a_full_disk_is_said_once_and_loses_nothing_while_the_loop_runs(
 
 def test_a_pause_ends_when_no_agent_is_left(server: LineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.start()
-    monkeypatch.setattr(run, "PAUSE_SECONDS", 0.5)
+    monkeypatch.setattr(link, "PAUSE_SECONDS", 0.5)
     with guest.attach("paused") as loop:
         until(lambda: loop.step() is None or server.rows)
         server.order("pause")
