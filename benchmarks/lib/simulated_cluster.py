@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.tui.demo import simulated
+from trainctl.tui.demo import agents
 from trainctl.tui.demo.folder import Session
 
 START_SECONDS = 120.0
@@ -20,7 +20,7 @@ def simulated_cluster(nodes: int, steps: int = 100_000, to_step: int = 10) -> It
     """Yield the address of the first agent once the run has reached a step."""
     with tempfile.TemporaryDirectory() as passing:
         session = Session(Path(passing))
-        simulated.write_files(session, nodes, faults=False)
+        agents.write_files(session, nodes, faults=False)
         command = [sys.executable, "-m", "trainctl.node_agent.cli", "simulate", str(session.cluster_file), "--leash"]
         with subprocess.Popen(
             [*command, "--state", str(session.state)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -28,7 +28,7 @@ def simulated_cluster(nodes: int, steps: int = 100_000, to_step: int = 10) -> It
             assert process.stdin is not None and process.stdout is not None
             try:
                 address = json.loads(process.stdout.readline())["listen"]
-                config = simulated.run_config(session, [*simulated.nodes(nodes)], steps)
+                config = agents.run_config(session, [*agents.nodes(nodes)], steps)
                 with BlockingClient(address, by="benchmark", timeout_seconds=START_SECONDS) as client:
                     client.send("start-run", {"config": config})
                     for item in client.attach(0):

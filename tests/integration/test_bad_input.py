@@ -21,8 +21,7 @@ from tests.waiting import HANG_SECONDS, until
 from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.errors import UnreachableError
 from trainctl.protocol.messages import RunsRequest, SnapshotRequest
-from trainctl.protocol.record.checkpoints import verify
-from trainctl.protocol.record.copy_mark import COMMAND_VARIABLE
+from trainctl.protocol.record.checkpoints import COMMAND_VARIABLE, verify
 
 
 def agent_command(*arguments: str) -> subprocess.CompletedProcess:

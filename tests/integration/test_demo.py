@@ -20,7 +20,7 @@ from trainctl.protocol.client.blocking import BlockingClient
 from trainctl.protocol.config import cluster_file
 from trainctl.protocol.messages import SnapshotRequest
 from trainctl.protocol.record.reader import RecordReader
-from trainctl.tui.demo import simulated
+from trainctl.tui.demo import agents
 
 STEPS = 8
 TOKENS_PER_STEP = 24 * 128
@@ -133,7 +133,7 @@ def test_a_simulated_demo_is_seen_to_its_end_and_leaves_its_record(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["ok"] and found["simulated"] and found["state"] == "finished" and found["steps"] == 4
-    assert [node["name"] for node in found["nodes"]] == [*simulated.nodes(3)]
+    assert [node["name"] for node in found["nodes"]] == [*agents.nodes(3)]
     assert "no model was trained" in done.stderr
     listed = trainctl("export", found["run_directory"], "--what", "steps", "--format=jsonl")
     assert len(listed.stdout.splitlines()) == 4, listed.stderr
@@ -141,7 +141,7 @@ def test_a_simulated_demo_is_seen_to_its_end_and_leaves_its_record(tmp_path: Pat
 
 def test_a_simulated_run_is_steered_loses_a_trainer_and_takes_it_back(tmp_path: Path) -> None:
     """Each command is applied at a step; the trainer that dies comes back into the group."""
-    last = [*simulated.nodes(2)][-1]
+    last = [*agents.nodes(2)][-1]
     with (
         simulated_cluster(tmp_path, 2, 1000) as cluster,
         BlockingClient(cluster.address, by="tester", timeout_seconds=HANG_SECONDS) as client,
@@ -158,7 +158,7 @@ def test_a_simulated_run_is_steered_loses_a_trainer_and_takes_it_back(tmp_path: 
             ("set-global-batch", {"value": 8}, None), ("set-lr", {"value": 1e-3}, None),
         ):  # fmt: skip
             assert client.send(verb, arguments, node=node).state == "applied", verb
-        until(lambda: view().step > simulated.DEATH_STEP and view().generation.n > 1, HANG_SECONDS, "the death")
+        until(lambda: view().step > agents.DEATH_STEP and view().generation.n > 1, HANG_SECONDS, "the death")
         until(lambda: all(rank.state == "run" for rank in view().ranks), HANG_SECONDS, "the return")
         peers = client.ask(SnapshotRequest, 0).peers
         assert [(peer.node, peer.state) for peer in peers] == [(last, "connected")]

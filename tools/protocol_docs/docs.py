@@ -34,7 +34,7 @@ from trainctl.protocol.wire import codec
 
 CLIENTS, AGENTS = Path("docs/protocol.md"), Path("docs/protocol-agents.md")
 _MODULES = (
-    "messages.base config.prompts calibration.profile messages.profiles messages.trainer messages.telemetry"
+    "messages.base config.run_tables calibration.profile messages.trainer messages.telemetry"
     " messages.events messages.requests messages.peers messages.kept messages.diagnosis"
     " messages.replies"
 )

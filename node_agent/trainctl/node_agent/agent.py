@@ -61,7 +61,7 @@ from trainctl.protocol.machine.discovery import Advertisement
 from trainctl.protocol.record.paths import runs_directory
 from trainctl.protocol.security.keys import KeyFolder
 from trainctl.protocol.wire import sockets
-from trainctl.protocol.wire.tasks import end_tasks
+from trainctl.protocol.wire.sockets import end_tasks
 
 BEAT_SECONDS = 1.0
 PROCESSES_SECONDS = 5.0

@@ -10,7 +10,7 @@ from trainctl.node_agent.conductor import views
 from trainctl.node_agent.planning.durable import PolicyState
 from trainctl.protocol import messages as m
 from trainctl.protocol.calibration.profile import Pass, ProfileSummary
-from trainctl.protocol.config.prompts import ChatMessage
+from trainctl.protocol.config.run_tables import ChatMessage
 
 
 def test_commands_take_effect_at_the_step_after_the_one_in_progress():

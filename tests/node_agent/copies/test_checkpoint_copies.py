@@ -14,8 +14,8 @@ from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.copies.checkpoint_copies import CheckpointCopies
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.protocol.record import copy_mark
-from trainctl.protocol.record.copy_mark import COMMAND_VARIABLE, note_pending, pending_ranks
+from trainctl.protocol.record import checkpoints
+from trainctl.protocol.record.checkpoints import COMMAND_VARIABLE, note_pending, pending_ranks
 
 
 @pytest.fixture
@@ -182,16 +182,16 @@ async def test_a_copy_whose_process_is_killed_fails_with_the_reason_and_is_made_
 
 def test_a_command_is_the_node_s_own(monkeypatch):
     with pytest.raises(InvalidInputError, match="this node has no command: set it with trainctl-agent install --env"):
-        copy_mark.check_node("command", "run.toml")
+        checkpoints.check_node("command", "run.toml")
     monkeypatch.setenv(COMMAND_VARIABLE, "no-such-program {folder}")
     with pytest.raises(InvalidInputError, match="'no-such-program' is no program on this node's PATH"):
-        copy_mark.check_node("command", "run.toml")
+        checkpoints.check_node("command", "run.toml")
     monkeypatch.setenv(COMMAND_VARIABLE, "cp -r {folder} '/a b'")
-    copy_mark.check_node("command", "run.toml")
-    assert copy_mark.own_command() == ["cp", "-r", "{folder}", "/a b"]
+    checkpoints.check_node("command", "run.toml")
+    assert checkpoints.own_command() == ["cp", "-r", "{folder}", "/a b"]
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(InvalidInputError, match=r"a copy to a store needs obstore; .*pip install '\.\[cloud\]'"):
-        copy_mark.check_node("s3://bucket/runs", "run.toml")
+        checkpoints.check_node("s3://bucket/runs", "run.toml")
 
 
 async def test_an_agent_stops_that_is_told_of_a_checkpoint_at_that_moment(run):

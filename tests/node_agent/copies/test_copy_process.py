@@ -31,7 +31,7 @@ from trainctl.node_agent.copies import copy_process
 from trainctl.node_agent.copies.copy_process import CopyError, CopyLine, copier, copy_newest, to_path, to_rsync
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.record import checkpoints
-from trainctl.protocol.record.copy_mark import COMMAND_VARIABLE, COPYING, step_in_copy
+from trainctl.protocol.record.checkpoints import COMMAND_VARIABLE, COPYING, step_in_copy
 from trainctl.trainer.checkpoints import files
 
 SOON = (0.01, 0.01)

@@ -16,8 +16,7 @@ from trainctl.node_agent.planning.compatibility import RankSetup, differences
 from trainctl.node_agent.planning.plans import base_rate
 from trainctl.node_agent.planning.share_edits import fastest_micro
 from trainctl.protocol.calibration.profile import Pass, summary
-from trainctl.protocol.config.micro_batches import FIRST
-from trainctl.protocol.config.run_tables import GroupTable, OptimizerTable
+from trainctl.protocol.config.run_tables import FIRST, GroupTable, OptimizerTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Compute
 from trainctl.trainer.checkpoints.files import spare

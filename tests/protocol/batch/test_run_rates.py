@@ -8,7 +8,6 @@ import pytest
 from tools.protocol_docs import examples
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.batch.against_profile import bandwidth, links_of, passes_seconds, sum_seconds
 from trainctl.protocol.batch.cost import run_rates
 from trainctl.protocol.batch.device_table import (
     DEVICES,
@@ -19,6 +18,7 @@ from trainctl.protocol.batch.device_table import (
     types_of_device,
 )
 from trainctl.protocol.batch.flops import peak_parts, step_flops
+from trainctl.protocol.batch.pass_curve import bandwidth, links_of, passes_seconds, sum_seconds
 from trainctl.protocol.calibration.profile import LinkRate, Pass, ProfileSummary
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.run_tables import AdapterTable

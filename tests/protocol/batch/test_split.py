@@ -12,9 +12,17 @@ from tests.protocol.support import uneven_clusters
 from tests.protocol.support.uneven_clusters import step_seconds
 from tests.tiers import scale
 
-from trainctl.protocol.batch.core_sharing import Machine, share_cores
 from trainctl.protocol.batch.pass_curve import PassCurve
-from trainctl.protocol.batch.split import ShareCost, apportion, lower_bound, slowest, split, spread
+from trainctl.protocol.batch.split import (
+    Machine,
+    ShareCost,
+    apportion,
+    lower_bound,
+    share_cores,
+    slowest,
+    split,
+    spread,
+)
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.calibration.profile import settings_digest
 from trainctl.protocol.config import run_file

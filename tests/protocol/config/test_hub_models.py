@@ -6,7 +6,7 @@ import pytest
 import tomli_w
 from tests.protocol.support.run_files import good, with_value
 
-from trainctl.protocol.config import hub_models, run_file
+from trainctl.protocol.config import model_facts, run_file
 from trainctl.protocol.errors import InvalidInputError
 
 
@@ -33,12 +33,12 @@ def download(cache: Path, model: str) -> Path:
 
 def test_a_cached_folder_is_known_by_id_and_commit(cache: Path) -> None:
     folder = download(cache, "org/tiny-1.5")
-    assert hub_models.reference(folder) == hub_models.Reference("org/tiny-1.5", "a" * 40)
-    assert hub_models.model_folder("org/tiny-1.5", "a" * 40) == folder
+    assert model_facts.reference(folder) == model_facts.Reference("org/tiny-1.5", "a" * 40)
+    assert model_facts.model_folder("org/tiny-1.5", "a" * 40) == folder
     (folder.parents[1] / "refs" / "main").write_text("b" * 40)
-    assert hub_models.model_folder("org/tiny-1.5", "a" * 40) == folder, "though it isn't the newest any more"
-    assert hub_models.reference(folder.with_name("main")) == hub_models.Reference("org/tiny-1.5", None)
-    assert hub_models.reference(Path("/models/tiny")) == hub_models.Reference("/models/tiny", None)
+    assert model_facts.model_folder("org/tiny-1.5", "a" * 40) == folder, "though it isn't the newest any more"
+    assert model_facts.reference(folder.with_name("main")) == model_facts.Reference("org/tiny-1.5", None)
+    assert model_facts.reference(Path("/models/tiny")) == model_facts.Reference("/models/tiny", None)
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_the_form_of_an_id() -> None:
-    assert hub_models.is_hub_id("Qwen/Qwen2.5-0.5B")
+    assert model_facts.is_hub_id("Qwen/Qwen2.5-0.5B")
     for name in ("name", "/org/name", "../name", "~/name", "a/b/c", "org/", "org/a--b", "org/a..b", "org/name\n", ""):
-        assert not hub_models.is_hub_id(name)
+        assert not model_facts.is_hub_id(name)
 
 
 def test_an_id_stays_in_the_run_file_and_is_found_where_the_files_are_read(path: Path, cache: Path) -> None:
@@ -88,5 +88,5 @@ def test_a_folder_of_that_name_takes_precedence(path: Path, cache: Path) -> None
 def test_a_folder_that_is_named_like_an_id_is_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "name").mkdir(parents=True)
-    assert hub_models.model_folder("org/name") == Path("org/name")
-    hub_models.check_cached("org/name", "MODEL")
+    assert model_facts.model_folder("org/name") == Path("org/name")
+    model_facts.check_cached("org/name", "MODEL")

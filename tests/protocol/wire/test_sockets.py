@@ -20,7 +20,7 @@ from tests.waiting import HANG_SECONDS, PATIENT_MILLISECONDS
 from zmq.utils.monitor import recv_monitor_message
 
 from trainctl.protocol.errors import ProtocolError
-from trainctl.protocol.wire import codec, sockets, tasks
+from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.handshake import HandshakeWatch
 
 ROOMS = [Path(__file__).parents[3] / room / "trainctl" for room in ("protocol", "trainer", "node_agent", "tui")]
@@ -181,7 +181,7 @@ async def test_a_long_multipart_message_is_not_kept() -> None:
 
 
 async def test_a_task_that_swallows_its_cancellation_is_cancelled_again(monkeypatch):
-    monkeypatch.setattr(tasks, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(sockets, "AGAIN_SECONDS", 0.01)
     cancellations = 0
 
     async def stubborn():
@@ -195,7 +195,7 @@ async def test_a_task_that_swallows_its_cancellation_is_cancelled_again(monkeypa
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
     async with asyncio.timeout(HANG_SECONDS):
-        await tasks.end_tasks([task])
+        await sockets.end_tasks([task])
     assert cancellations == 3
 
 

@@ -13,7 +13,7 @@ from tests.trainer.support.written_checkpoints import loop_of
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.record.copy_mark import clear_pending, pending_ranks
+from trainctl.protocol.record.checkpoints import clear_pending, pending_ranks
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.schema import RUN_SCHEMA, open_for_writing

@@ -10,8 +10,7 @@ from tests.trainer.support.curves import TOLERANCES, UNEVEN, G, group_losses, lo
 from tests.trainer.support.library_trainers import library_model
 from tests.trainer.support.passes import furthest, loss_and_gradient
 
-from trainctl.protocol.config.micro_batches import micro_tokens_of
-from trainctl.protocol.config.run_tables import NodeTable
+from trainctl.protocol.config.run_tables import NodeTable, micro_tokens_of
 from trainctl.protocol.errors import InvalidInputError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "trainer" / "losses.json"

@@ -11,8 +11,7 @@ from tests.trainer.support.chat_model import make_chat_model
 from tests.trainer.support.seq2seq_model import make_seq2seq_model
 
 from trainctl.protocol import messages as m
-from trainctl.protocol.config.prompts import ChatMessage
-from trainctl.protocol.config.run_tables import NodeTable
+from trainctl.protocol.config.run_tables import ChatMessage, NodeTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import AnswerOptions
 from trainctl.protocol.record.status_page import StatusWriter

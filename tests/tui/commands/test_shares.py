@@ -14,8 +14,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.messages import DryRun, RankForecast, verbs
 from trainctl.tui.commands import arguments, command
-from trainctl.tui.commands.forecast import forecast
-from trainctl.tui.commands.forms import preview
+from trainctl.tui.commands.forms import forecast, preview
 from trainctl.tui.state import reducer
 from trainctl.tui.state import view_state as md
 

@@ -15,10 +15,10 @@ from trainctl.tui.commands import forms
 from trainctl.tui.commands.command import Order
 from trainctl.tui.dialogs.chart_picker import ChartPicker
 from trainctl.tui.dialogs.command_dialog import BranchDialog, CommandDialog, OrderDialog, StartDialog
-from trainctl.tui.dialogs.event_details import EventDetails
 from trainctl.tui.dialogs.help import FirstKeysScreen, HelpScreen
 from trainctl.tui.dialogs.popup import Chooser, Dialog, Popup
 from trainctl.tui.dialogs.split_dialog import SplitDialog, dialog_of
+from trainctl.tui.dialogs.undo_picker import EventDetails
 from trainctl.tui.screens import base
 from trainctl.tui.screens.alerts import WhyScreen
 from trainctl.tui.screens.overview import OverviewScreen

@@ -29,9 +29,9 @@ from trainctl.protocol.messages.events import (
 from trainctl.tui.charts import marks as marks_of
 from trainctl.tui.commands import undo
 from trainctl.tui.dialogs.command_dialog import CommandDialog
-from trainctl.tui.dialogs.event_details import EventDetails
 from trainctl.tui.dialogs.popup import Chooser
 from trainctl.tui.dialogs.split_dialog import SplitDialog
+from trainctl.tui.dialogs.undo_picker import EventDetails
 from trainctl.tui.screens import events_table
 from trainctl.tui.screens.events import EventsScreen
 from trainctl.tui.screens.overview import OverviewScreen

@@ -24,7 +24,7 @@ from trainctl.protocol.messages import DeviceTypes
 from trainctl.protocol.messages.base import PROTOCOL_VERSION
 from trainctl.protocol.record.reader import RecordReader
 from trainctl.trainer import demo_assets
-from trainctl.tui.setup import installed, memory_report, recorded_runs
+from trainctl.tui.setup import installed, memory_report
 from trainctl.tui.setup.data_preview import known_need
 from trainctl.tui.setup.memory_report import MemoryReport, report_lines, report_of
 
@@ -131,10 +131,10 @@ def test_runs_with_other_settings_or_on_other_nodes_say_nothing(config: Any, tmp
     with RecordReader(tmp_path / "studio" / "runs" / "a-1") as record:
         (node, *_) = record.totals().tokens_by_node
     other = msgspec.structs.replace(config, batch=msgspec.structs.replace(config.batch, micro=2))
-    assert recorded_runs.newest_like(other, node) is None
-    assert recorded_runs.newest_like(config, "elsewhere") is None
+    assert memory_report.newest_like(other, node) is None
+    assert memory_report.newest_like(config, "elsewhere") is None
     (tmp_path / "studio" / "runs" / "a-1" / "run.toml").write_text("[run", "utf-8")
-    assert recorded_runs.newest_like(config, node) is None
+    assert memory_report.newest_like(config, node) is None
 
 
 def test_it_has_the_versions_of_all_that_takes_part() -> None:

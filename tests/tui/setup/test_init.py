@@ -17,8 +17,9 @@ from tests.trainer.support.chat_model import write_rows
 from tests.trainer.support.seq2seq_model import make_seq2seq_model, sentences
 from tests.tui.support.cli_calls import assert_one_line, call, call_json
 
+from trainctl.protocol.batch import device_table
 from trainctl.protocol.client import local_agents
-from trainctl.protocol.config import presets, run_file
+from trainctl.protocol.config import run_file
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer import demo_assets
@@ -186,7 +187,7 @@ def test_adapters_on_a_card_start_from_its_preset(
     tmp_path: Path, capability: tuple[int, int], name: str, base: str, batch: tuple[int | str, int], length: int
 ) -> None:
     card = ThisMachine(
-        "box", ("torch",), 64 * 10**9, (LOOPBACK,), True, 24 * 10**9, preset=presets.preset_of(capability, name)
+        "box", ("torch",), 64 * 10**9, (LOOPBACK,), True, 24 * 10**9, preset=device_table.preset_of(capability, name)
     )
     answers = Answers(tmp_path / "m", tmp_path / "d", "a", "tcp://127.0.0.1:7474", adapter="lora", sequence_length=1024)
     run = init_files.run_tables(answers, Model(tmp_path / "m", 10**9, None, True), card)

@@ -12,7 +12,7 @@ from tests.asking import run_of
 from tests.waiting import HANG_SECONDS
 
 from trainctl.protocol.client.blocking import BlockingClient
-from trainctl.tui.demo import simulated
+from trainctl.tui.demo import agents
 from trainctl.tui.demo.folder import Session
 
 
@@ -31,7 +31,7 @@ def simulated_cluster(folder: Path, nodes: int, steps: int, *options: str) -> It
     """Start the agents and the demo's run, with `options` of `trainctl-agent simulate`; end them afterwards."""
     folder.mkdir(exist_ok=True)
     session = Session(folder)
-    simulated.write_files(session, nodes)
+    agents.write_files(session, nodes)
     command = [sys.executable, "-m", "trainctl.node_agent.cli", "simulate", str(session.cluster_file), "--leash"]
     with subprocess.Popen(
         [*command, "--state", str(session.state), *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -39,7 +39,7 @@ def simulated_cluster(folder: Path, nodes: int, steps: int, *options: str) -> It
         assert process.stdin is not None and process.stdout is not None
         try:
             bound = json.loads(process.stdout.readline())
-            config = simulated.run_config(session, [*simulated.nodes(nodes)], steps)
+            config = agents.run_config(session, [*agents.nodes(nodes)], steps)
             with BlockingClient(bound["listen"], by="tester", timeout_seconds=HANG_SECONDS) as client:
                 reply = client.send("start-run", {"config": config}, wait="accepted")
                 view = run_of(client)

@@ -14,7 +14,7 @@ from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine import file_digests
 from trainctl.protocol.machine.file_digests import FileDigests
 from trainctl.protocol.messages import Engine, Sealed
-from trainctl.protocol.record.copy_mark import check_node
+from trainctl.protocol.record.checkpoints import check_node
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.backends.backend import Backend

@@ -16,9 +16,8 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
-from trainctl.protocol.config.micro_batches import micro_of, micro_tokens_of
 from trainctl.protocol.config.objectives import caches_reference
-from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.config.run_tables import NodeTable, RunFile, micro_of, micro_tokens_of
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.files.durable_files import sync, sync_all
 from trainctl.protocol.messages import ReferenceAsk, ReferenceSlice

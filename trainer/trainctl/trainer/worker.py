@@ -20,8 +20,7 @@ import zmq
 from numpy.typing import NDArray
 
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.micro_batches import micro_of
-from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.config.run_tables import NodeTable, RunFile, micro_of
 from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.machine import shim
 from trainctl.protocol.machine.process_title import set_title

@@ -16,7 +16,7 @@ from typing import Final
 
 from trainctl.node_agent.alerts.conditions import Observation, Said
 from trainctl.node_agent.alerts.slow_ranks import machine_facts
-from trainctl.protocol.batch.against_profile import bandwidth, links_of, passes_seconds, sum_seconds
+from trainctl.protocol.batch.pass_curve import bandwidth, links_of, passes_seconds, sum_seconds
 from trainctl.protocol.calibration.profile import LinkRate, ProfileSummary
 from trainctl.protocol.config.alert_rules import AlertsTable
 from trainctl.protocol.messages import HostReading, RankStep

@@ -15,8 +15,7 @@ import msgspec
 
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.data_files import data_files, lacks_files
-from trainctl.protocol.config.hub_models import is_hub_id, model_folder
-from trainctl.protocol.config.model_facts import weight_files
+from trainctl.protocol.config.model_facts import is_hub_id, model_folder, weight_files
 from trainctl.protocol.config.run_tables import NodeTable
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import facts, speeds

@@ -22,7 +22,7 @@ from trainctl.node_agent.copies.copy_process import CopyLine, newest_checkpoint,
 from trainctl.protocol.config import run_file
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.messages import CheckpointCopy
-from trainctl.protocol.record.copy_mark import PENDING, clear_pending, pending_ranks
+from trainctl.protocol.record.checkpoints import PENDING, clear_pending, pending_ranks
 from trainctl.protocol.record.paths import RunPaths
 
 LOOK_SECONDS: Final = 1.0

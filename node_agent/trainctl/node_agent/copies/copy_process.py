@@ -29,8 +29,7 @@ from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import make_folder, sync
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.protocol.record import checkpoints
-from trainctl.protocol.record.checkpoints import MANIFEST_NAME, FileEntry, Manifest
-from trainctl.protocol.record.copy_mark import COPYING, own_command
+from trainctl.protocol.record.checkpoints import COPYING, MANIFEST_NAME, FileEntry, Manifest, own_command
 
 PIECE_BYTES: Final = 1024**2
 NICENESS: Final = 10

@@ -8,8 +8,7 @@ import msgspec
 
 from trainctl.node_agent.planning.durable import Durable, LrRule
 from trainctl.protocol.batch.split import apportion, spread
-from trainctl.protocol.config.prompts import ChatMessage
-from trainctl.protocol.config.run_tables import OptimizerTable, RunFile
+from trainctl.protocol.config.run_tables import ChatMessage, OptimizerTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Generation, PlanKind, Range, RankWork, Sampling, StepPlan
 from trainctl.protocol.messages.verbs import Profile, SampleModel

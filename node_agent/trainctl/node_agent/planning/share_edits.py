@@ -25,8 +25,7 @@ from trainctl.protocol.batch.split import (
 )
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.calibration.peak import fastest_within_cap
-from trainctl.protocol.config.micro_batches import first_micro, is_auto
-from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.config.run_tables import NodeTable, RunFile, first_micro, is_auto
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import Ready, verbs
 from trainctl.protocol.messages.events import Change, MicroBatchChanged, NodeStateChanged, Pairs, SharesChanged

@@ -11,9 +11,9 @@ from trainctl.node_agent.planning.durable import Settings
 from trainctl.node_agent.records.keys import ETA_KEY, NODE_TIMES_KEY
 from trainctl.node_agent.records.run_db import RunDb
 from trainctl.protocol.batch import cost
-from trainctl.protocol.batch.against_profile import links_of, passes_seconds, sum_seconds
 from trainctl.protocol.batch.eta import RECENT_STEPS, Eta, EtaFacts, Schedule
 from trainctl.protocol.batch.flops import peak_parts
+from trainctl.protocol.batch.pass_curve import links_of, passes_seconds, sum_seconds
 from trainctl.protocol.calibration.profile import LinkRate, ProfileSummary
 from trainctl.protocol.config.cluster_file import Prices
 from trainctl.protocol.config.run_tables import RunFile

@@ -22,7 +22,7 @@ from trainctl.node_agent.trainers.rank_ports import RankPort, RemoteRank
 from trainctl.node_agent.trainers.supervisor import SIMULATED_NOTICE
 from trainctl.node_agent.transport.peer_link import REACH_SECONDS, PeerLink
 from trainctl.node_agent.transport.peer_pool import Peers
-from trainctl.protocol.batch.core_sharing import Machine, share_cores
+from trainctl.protocol.batch.split import Machine, share_cores
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.config.cluster_file import check_growing
 from trainctl.protocol.config.env_policy import omp_threads

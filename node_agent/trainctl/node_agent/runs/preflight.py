@@ -14,7 +14,7 @@ import psutil
 
 from trainctl.protocol.config import addresses, env_policy, run_file, run_tables
 from trainctl.protocol.config.cluster_file import Cluster
-from trainctl.protocol.config.hub_models import is_hub_id
+from trainctl.protocol.config.model_facts import is_hub_id
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
 

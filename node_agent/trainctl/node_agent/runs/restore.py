@@ -37,8 +37,7 @@ from trainctl.node_agent.runs.figures import close_times
 from trainctl.node_agent.trainers.rank_ports import reports_after
 from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.micro_batches import first_micro, is_auto
-from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.config.run_tables import RunFile, first_micro, is_auto
 from trainctl.protocol.errors import DamagedError, InvalidInputError, RefusedError
 from trainctl.protocol.files.durable_files import make_folder, write_file
 from trainctl.protocol.messages import (

@@ -21,9 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, Protocol
 
-from trainctl.protocol.batch.against_profile import bandwidth, sum_seconds
 from trainctl.protocol.batch.memory_estimate import MemoryModel
-from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.batch.pass_curve import PassCurve, bandwidth, sum_seconds
 from trainctl.protocol.calibration.profile import LinkRate, ProfileSummary
 from trainctl.protocol.config.cluster_file import SimulatedNode
 

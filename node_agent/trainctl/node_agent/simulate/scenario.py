@@ -12,11 +12,10 @@ from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.simulate.models import DeviceSpec, LossModel, SimulatedLinks
 from trainctl.protocol.advice.advice_facts import described_memory, described_profile
 from trainctl.protocol.batch import memory_estimate
-from trainctl.protocol.batch.against_profile import curve_of, step_factor
 from trainctl.protocol.batch.device_table import USED_PART, Device, device_named, no_such_device
 from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.batch.memory_estimate import MemoryModel, estimate_memory, estimated_line
-from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.batch.pass_curve import PassCurve, curve_of, step_factor
 from trainctl.protocol.calibration.profile import DeviceProfile, LinkRate, read_profile, summary
 from trainctl.protocol.config import cluster_file, run_file
 from trainctl.protocol.config.cluster_file import Cluster, SimulatedNode

@@ -15,7 +15,7 @@ from trainctl.protocol.errors import InvalidInputError, ProtocolError
 from trainctl.protocol.security.keyring import Credentials
 from trainctl.protocol.wire import codec, sockets
 from trainctl.protocol.wire.handshake import HandshakeWatch
-from trainctl.protocol.wire.tasks import end_tasks
+from trainctl.protocol.wire.sockets import end_tasks
 
 PING_SECONDS = 1.0
 PAUSE_SECONDS = 0.3

@@ -12,8 +12,8 @@ from trainctl.protocol.advice.group_links import LINKS, GroupLink, link_of, on_o
 from trainctl.protocol.advice.memory_fit import SizeRange, cap_of, size_ranges
 from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, why_unknown
 from trainctl.protocol.advice.plans import FORWARD_PART, JOULES_PER_KWH, Plan, plan_of, speeds_of, time_of
-from trainctl.protocol.batch.against_profile import sum_seconds
 from trainctl.protocol.batch.device_table import DEVICES, USED_PART, device_of
+from trainctl.protocol.batch.pass_curve import sum_seconds
 from trainctl.protocol.calibration.peak import fastest_within_cap
 from trainctl.protocol.calibration.profile import LinkRate
 from trainctl.protocol.config.variables import Variable, platform_of, variables_for

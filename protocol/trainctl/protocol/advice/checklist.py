@@ -10,7 +10,7 @@ from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts
 from trainctl.protocol.advice.memory_fit import cap_of, fit_of
 from trainctl.protocol.advice.node_speed import micro_of
 from trainctl.protocol.batch.data_statistics import DataStatistics, data_size
-from trainctl.protocol.batch.device_table import types_of_device
+from trainctl.protocol.batch.device_table import preset_of_device, types_of_device
 from trainctl.protocol.batch.pass_curve import SMALL_GAIN
 from trainctl.protocol.batch.settings_rules import (
     LACKS_MEMORY,
@@ -22,7 +22,6 @@ from trainctl.protocol.batch.settings_rules import (
 )
 from trainctl.protocol.calibration.peak import fastest_within_cap
 from trainctl.protocol.config.families import ENCODER_DECODERS, TESTED
-from trainctl.protocol.config.presets import preset_of_device
 from trainctl.protocol.config.run_file import on_node
 from trainctl.protocol.config.run_tables import ComputeDtype, NodeTable, RunFile
 from trainctl.protocol.config.variables import platform_of

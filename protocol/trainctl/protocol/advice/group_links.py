@@ -14,7 +14,7 @@ from ipaddress import IPv4Interface, IPv4Network
 from typing import Final, Literal
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts
-from trainctl.protocol.batch.against_profile import bandwidth, sum_seconds
+from trainctl.protocol.batch.pass_curve import bandwidth, sum_seconds
 from trainctl.protocol.calibration.profile import LinkRate
 from trainctl.protocol.errors import InvalidInputError
 

@@ -5,9 +5,8 @@ from typing import Final, NamedTuple
 
 from trainctl.protocol.advice.advice_facts import NodeFacts, PlannedRun, Source
 from trainctl.protocol.advice.memory_fit import cap_of
-from trainctl.protocol.batch.against_profile import curve_of, step_factor
 from trainctl.protocol.batch.device_table import USED_PART, device_of
-from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.batch.pass_curve import PassCurve, curve_of, step_factor
 from trainctl.protocol.batch.split import ShareCost
 from trainctl.protocol.batch.step_model import StepModel
 from trainctl.protocol.calibration.peak import first_micro

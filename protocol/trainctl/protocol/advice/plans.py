@@ -10,9 +10,9 @@ from trainctl.protocol.advice.advice_facts import AdviceFacts, Source
 from trainctl.protocol.advice.group_links import GroupLink, link_of
 from trainctl.protocol.advice.memory_fit import TOGETHER, MemoryFit, fit_of, shared_fits
 from trainctl.protocol.advice.node_speed import ERRORS, NodeSpeed, agent_seconds, speed_of, why_unknown
-from trainctl.protocol.batch.against_profile import sent_bytes
 from trainctl.protocol.batch.cost import HOUR_SECONDS
 from trainctl.protocol.batch.eta import Eta, Predicted, Schedule, TimeLeft, loop_seconds
+from trainctl.protocol.batch.pass_curve import sent_bytes
 from trainctl.protocol.batch.split import slowest, split
 
 Mode = Literal["alone", "sync", "separate"]

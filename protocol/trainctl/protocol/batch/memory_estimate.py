@@ -30,11 +30,17 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from trainctl.protocol.config.adapted_layers import adapted_layers
-from trainctl.protocol.config.micro_batches import micro_of, micro_tokens_of
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.quantization import UNPACKED_VALUES
-from trainctl.protocol.config.run_tables import ChunkedLoss, GradientCheckpointing, NodeTable, RunFile
+from trainctl.protocol.config.run_tables import (
+    ChunkedLoss,
+    GradientCheckpointing,
+    NodeTable,
+    RunFile,
+    micro_of,
+    micro_tokens_of,
+)
 
 LEAST_SPREAD = 0.5
 """Relative difference of the largest micro-batch from the smallest below which peaks don't tell a sample's part."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from trainctl.protocol.calibration.profile import DeviceProfile, Pass, ProfileKey
-from trainctl.protocol.config.micro_batches import Wanted, unmeasured_micro
+from trainctl.protocol.config.run_tables import Wanted, unmeasured_micro
 
 FALL = 0.02
 """Fraction of the best rate below which a micro-batch counts as a fall."""

@@ -14,8 +14,7 @@ import tomli_w
 from msgspec import Meta
 
 from trainctl.protocol.config import validation_errors
-from trainctl.protocol.config.micro_batches import micro_tokens_of
-from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.config.run_tables import NodeTable, RunFile, micro_tokens_of
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.files.durable_files import make_folder, write_file
 

@@ -17,7 +17,8 @@ import zmq
 import zmq.asyncio
 
 from trainctl.protocol.client import local_agents
-from trainctl.protocol.client.live_queue import LiveQueue
+from trainctl.protocol.client.live_queue import Attachment, Gap, LiveQueue
+from trainctl.protocol.client.live_queue import Connection as Connection
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.names import user_name
 from trainctl.protocol.errors import (
@@ -58,10 +59,8 @@ from trainctl.protocol.messages import (
 from trainctl.protocol.messages.verbs import VERBS
 from trainctl.protocol.security.keyring import Keyring, current
 from trainctl.protocol.wire import codec, sockets
-from trainctl.protocol.wire.attachment import Attachment, Gap
-from trainctl.protocol.wire.attachment import Connection as Connection
 from trainctl.protocol.wire.handshake import HandshakeWatch
-from trainctl.protocol.wire.tasks import end_tasks
+from trainctl.protocol.wire.sockets import end_tasks
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
 START_SECONDS = 20.0

@@ -33,7 +33,7 @@ from trainctl.protocol.messages import (
     StepCommitted,
 )
 from trainctl.protocol.security.keyring import Keyring, current
-from trainctl.protocol.wire.tasks import end_tasks
+from trainctl.protocol.wire.sockets import end_tasks
 
 Item = Snapshot | NodeView | Live | Heartbeat | Connection
 RETRY_SECONDS = 1.0

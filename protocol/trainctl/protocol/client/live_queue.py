@@ -1,14 +1,15 @@
-"""A queue of what an agent publishes, taken from its socket all at once as it comes, with no task or future for each
-message."""
+"""The messages that an agent publishes, as a queue, taken from its socket all at once as they come, with no task or
+future for each, and the rule by which an attachment finds gaps among them."""
 
 import asyncio
 import contextlib
-from typing import Any
+import dataclasses
+from typing import Any, Literal
 
 import zmq
 
 from trainctl.protocol.errors import ProtocolError, VersionError
-from trainctl.protocol.messages import Heartbeat, Live
+from trainctl.protocol.messages import Heartbeat, Live, Snapshot
 from trainctl.protocol.security.keyring import Credentials
 from trainctl.protocol.wire import codec, sockets
 
@@ -101,3 +102,41 @@ class LiveQueue:
     def close(self) -> None:
         self._stop()
         self._socket.close(linger=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Connection:
+    """The state of the line to the agent; `since_monotonic` is a reading of `time.monotonic`."""
+
+    state: Literal["connecting", "connected", "silent"]
+    since_monotonic: float
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """Messages first..last of this boot were published and not seen."""
+
+    boot: str
+    first: int
+    last: int
+
+
+class Attachment:
+    """A client's place in one agent's sequence of live messages."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.boot, self.seq = snapshot.boot, snapshot.seq
+
+    def judge(self, message: Live | Heartbeat) -> Literal["deliver", "drop", "reattach"] | Gap:
+        """Return what to do with a message. A Gap is to be filled first; then judge the message again."""
+        if message.boot != self.boot:
+            return "reattach"
+        if isinstance(message, Heartbeat):
+            return Gap(self.boot, self.seq + 1, message.seq) if message.seq > self.seq else "deliver"
+        if message.seq <= self.seq:
+            return "drop"
+        if message.seq > self.seq + 1:
+            return Gap(self.boot, self.seq + 1, message.seq - 1)
+        self.seq = message.seq
+        return "deliver"

@@ -1,4 +1,5 @@
-"""Cheap checks of what a run file points at: samples and rows by their first lines, text by its size.
+"""Cheap checks of a run file: of its objective, and of the files that it names, samples and rows by their first lines,
+text by its size.
 
 They need no tensor library, so the command line and the agent make them before a run directory exists.
 """
@@ -10,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from trainctl.protocol.config.objectives import OBJECTIVES
-from trainctl.protocol.errors import InvalidInputError
+from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveTable, caches_reference, objective_of, which_have
+from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.errors import Collected, InvalidInputError
 
 ROW_FIELDS = ("messages", "prompt", "completion", "text")
 ROW_KINDS = '"text", "prompt" and "completion", or "messages"'
@@ -148,3 +150,71 @@ def check_cache_folder(folder: Path, where: str) -> None:
         tempfile.NamedTemporaryFile(prefix=".trainctl-", dir=above).close()
     except OSError:
         raise InvalidInputError(where, f"no file can be created in {above}; choose another folder") from None
+
+
+def check(config: RunFile, where: str) -> None:
+    """Raise InvalidInputError naming `where` and the field; with several, all of them."""
+    objective, kind = config.objective, config.data.kind
+    if kind == "text" and objective_of(objective, kind).needs_mask:
+        problem = f'{objective.kind!r} needs data.kind = "rows" or "samples": text has no answers to learn'
+        raise InvalidInputError(f"{where}: objective.kind", problem)
+    wrong, row = Collected(), objective_of(objective, kind)
+    for field in ObjectiveTable.__struct_fields__:
+        if field not in ("kind", *row.settings) and getattr(objective, field) != getattr(ObjectiveTable(), field):
+            problem = f"is a setting of objective.kind = {which_have(field)}; this run has {objective.kind!r}"
+            with wrong.going_on():
+                raise InvalidInputError(f"{where}: objective.{field}", problem)
+    if row.has_pairs:
+        with wrong.going_on():
+            _check_preferences(config, where)
+    if row.encodes_prompts:
+        with wrong.going_on():
+            _check_seq2seq(config, where)
+    wrong.raise_any()
+
+
+def _check_seq2seq(config: RunFile, where: str) -> None:
+    wrong = Collected()
+    for field, is_wrong, problem in (
+        ("data.kind", config.data.kind != "rows", 'needs rows with a prompt and a completion: set "rows"'),
+        ("data.tokenizer", config.data.tokenizer == "bytes", 'needs the tokenizer of its model: set "model"'),
+        ("data.growing", config.data.growing, "needs whole files: set data.growing = false"),
+        ("data.packing", config.data.packing != "none", 'does not support packing: set data.packing = "none"'),
+        ("adapter.dropout", config.adapter.dropout > 0, "does not support adapter dropout: set adapter.dropout = 0"),
+        ("model.base", config.model.base != "stored", 'does not support quantized bases: set model.base = "stored"'),
+    ):
+        with wrong.going_on():
+            if is_wrong:
+                raise InvalidInputError(f"{where}: {field}", f'"seq2seq" {problem}')
+    wrong.raise_any()
+
+
+def _check_preferences(config: RunFile, where: str) -> None:
+    objective, wrong = config.objective, Collected()
+    with wrong.going_on():
+        _check_pairs(config, where)
+    with wrong.going_on():
+        if objective.reference == "adapter-off" and config.adapter.kind == "full":
+            problem = '"adapter-off" needs adapters: set adapter.kind = "lora", or "cached" to train all weights'
+            raise InvalidInputError(f"{where}: objective.reference", problem)
+    with wrong.going_on():
+        if caches_reference(objective, has_adapter=config.adapter.kind != "full") and config.model.init == "random":
+            problem = '"dpo" needs a trained model as its reference: set "pretrained"'
+            raise InvalidInputError(f"{where}: model.init", problem)
+    with wrong.going_on():
+        if objective.label_smoothing and objective.loss != "robust":
+            problem = f'acts only on objective.loss = "robust"; this run has {objective.loss!r}'
+            raise InvalidInputError(f"{where}: objective.label_smoothing", problem)
+    wrong.raise_any()
+
+
+def _check_pairs(config: RunFile, where: str) -> None:
+    kind = f'"{config.objective.kind}"'
+    if config.data.kind != "rows":
+        problem = f'{kind} needs rows with a chosen and a rejected answer: set "rows"'
+        raise InvalidInputError(f"{where}: data.kind", problem)
+    if config.data.growing:
+        raise InvalidInputError(f"{where}: data.growing", f"{kind} needs whole files: set data.growing = false")
+    if config.data.packing != "none":
+        problem = f'{kind} compares the two answers of a pair, which are not packed: set data.packing = "none"'
+        raise InvalidInputError(f"{where}: data.packing", problem)

@@ -11,16 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trainctl.protocol.config import (
-    env_policy,
-    families,
-    hub_models,
-    input_checks,
-    model_facts,
-    objective_checks,
-    quantization,
-    validation_errors,
-)
+from trainctl.protocol.config import env_policy, families, input_checks, model_facts, quantization, validation_errors
 from trainctl.protocol.config.alert_rules import check_thresholds
 from trainctl.protocol.config.data_files import check_form, data_files, is_glob, lacks_files
 from trainctl.protocol.config.objectives import objective_name, objective_of
@@ -177,7 +168,7 @@ def on_node(config: RunFile, node: str) -> RunFile:
 def on_this_machine(config: RunFile, node: str) -> RunFile:
     """The run file as it is for `node`, which is this machine: the id of a cached model is replaced by its folder."""
     config = on_node(config, node)
-    model = msgspec.structs.replace(config.model, path=str(hub_models.model_folder(config.model.path)))
+    model = msgspec.structs.replace(config.model, path=str(model_facts.model_folder(config.model.path)))
     return msgspec.structs.replace(config, model=model)
 
 
@@ -277,7 +268,7 @@ def _check_objective(config: RunFile, where: str) -> None:
 
 def _check_model(config: RunFile, where: str) -> None:
     table, model = config.model, Path(config.model.path)
-    hub_models.check_cached(table.path, where)
+    model_facts.check_cached(table.path, where)
     if not model.exists():
         raise InvalidInputError(where, f"no such folder: {model}")
     if not (model / "config.json").is_file():
@@ -349,7 +340,7 @@ def _check_sense(config: RunFile, where: str) -> None:
     for check in (
         _check_lengths,
         _check_shares,
-        objective_checks.check,
+        input_checks.check,
         _check_init,
         _check_base,
         _check_backends,
@@ -568,14 +559,14 @@ def _absolute(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
         value = made.get(table)
         if isinstance(value, dict) and isinstance(value.get(key), str) and value[key] not in ("", STANDARD_INPUT):
             path = folder / Path(value[key]).expanduser()
-            if table == "data" or not hub_models.is_hub_id(value[key]) or path.exists() or _is_typo(path, value[key]):
+            if table == "data" or not model_facts.is_hub_id(value[key]) or path.exists() or _is_typo(path, value[key]):
                 made[table] = {**value, key: str(path)}
     return made
 
 
 def _is_typo(path: Path, text: str) -> bool:
     """Return whether a text in the form of an id is the path of a missing folder in one that is there."""
-    return path.parent.is_dir() and hub_models.model_folder(text) == Path(text)
+    return path.parent.is_dir() and model_facts.model_folder(text) == Path(text)
 
 
 _ENDS = frozenset({"steps", "epochs"})

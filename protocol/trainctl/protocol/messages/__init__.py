@@ -10,7 +10,6 @@ from trainctl.protocol.messages.diagnosis import *
 from trainctl.protocol.messages.kept import *
 from trainctl.protocol.messages.metrics import *
 from trainctl.protocol.messages.peers import *
-from trainctl.protocol.messages.profiles import *
 from trainctl.protocol.messages.replies import *
 from trainctl.protocol.messages.requests import *
 from trainctl.protocol.messages.telemetry import *

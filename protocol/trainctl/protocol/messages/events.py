@@ -9,7 +9,7 @@ import msgspec
 
 from trainctl.protocol.config.policies import PolicyMode
 from trainctl.protocol.messages.base import Count, Generation
-from trainctl.protocol.messages.profiles import PhaseProfile
+from trainctl.protocol.messages.trainer import PhaseProfile
 
 Category = Literal[
     "command",

@@ -7,11 +7,9 @@ import msgspec
 from msgspec import Meta
 
 from trainctl.protocol.config.names import FILE_PATTERN, NAME_PATTERN
-from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS
-from trainctl.protocol.config.run_tables import DataKind
+from trainctl.protocol.config.run_tables import MAX_ANSWER_TOKENS, DataKind
 from trainctl.protocol.messages.base import MAX_COUNT, Count, Message, Name, WorkId, WorkKind
 from trainctl.protocol.messages.peers import MAX_GUEST_RANKS, GuestRank, GuestStep
-from trainctl.protocol.messages.profiles import TraceName
 from trainctl.protocol.messages.replies import (
     Audit,
     Calibration,
@@ -48,6 +46,7 @@ from trainctl.protocol.messages.replies import (
     Works,
     WorkStatus,
 )
+from trainctl.protocol.messages.trainer import TraceName
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Reply)

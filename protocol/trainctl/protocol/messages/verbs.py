@@ -16,7 +16,7 @@ from msgspec import Meta
 from trainctl.protocol.config import validation_errors
 from trainctl.protocol.config.alert_rules import AlertKind
 from trainctl.protocol.config.policies import PolicyMode, PolicyName
-from trainctl.protocol.config.prompts import MAX_ANSWER_TOKENS, PromptText
+from trainctl.protocol.config.run_tables import MAX_ANSWER_TOKENS, PromptText
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages.base import Count
 

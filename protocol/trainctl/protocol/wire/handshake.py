@@ -10,7 +10,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from trainctl.protocol.errors import START_ONE, NotAuthorisedError, NotConnectedError, UnreachableError
 from trainctl.protocol.security.keyring import Credentials
-from trainctl.protocol.wire.tasks import end_tasks
+from trainctl.protocol.wire.sockets import end_tasks
 
 MECHANISM_MISMATCH = 0x11000002
 """Reason of HANDSHAKE_FAILED_PROTOCOL: one side has keys and the other none."""

@@ -1,8 +1,10 @@
-"""Every ZeroMQ socket the program opens, with the options that keep it bounded and honest."""
+"""Every ZeroMQ socket the program opens, with the options that keep it bounded and honest, and the end of the tasks
+that read them."""
 
 import asyncio
 import ctypes
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,3 +177,21 @@ def _sender(frame: Any) -> Sender:
         return Sender(str(frame.get("User-Id")), int(frame.get(zmq.SRCFD)))
     except zmq.ZMQError:
         return Sender()
+
+
+AGAIN_SECONDS = 10.0
+"""Seconds after which a task that has not ended is cancelled again: what it awaited may have swallowed the first."""
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until all have ended, whatever their outcomes. Raises CancelledError if the caller is
+    cancelled meanwhile, unlike `suppress(CancelledError)` around an await, which would swallow that."""
+    ended, left = set[asyncio.Task[Any]](), set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        done, left = await asyncio.wait(left, timeout=AGAIN_SECONDS)
+        ended |= done
+    for task in ended:
+        if not task.cancelled():
+            task.exception()  # else asyncio reports it as never retrieved

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config.adapted_layers import adapted_layers
-from trainctl.protocol.config.hub_models import reference
+from trainctl.protocol.config.model_facts import reference
 from trainctl.protocol.config.objectives import objective_of
 from trainctl.protocol.config.run_tables import AdapterTable, RunFile
 from trainctl.trainer.common.model_files import stored_shapes

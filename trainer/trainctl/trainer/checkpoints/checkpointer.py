@@ -19,7 +19,7 @@ from trainctl.protocol.messages import (
     Generation,
     StepPlan,
 )
-from trainctl.protocol.record.copy_mark import note_pending, pending_ranks
+from trainctl.protocol.record.checkpoints import note_pending, pending_ranks
 from trainctl.protocol.record.paths import RunPaths
 from trainctl.protocol.record.rank_record import MetricsWriter
 from trainctl.protocol.record.schema import sync_commits

@@ -42,9 +42,9 @@ from trainctl.protocol.record.checkpoints import (
     listed,
     outdated,
     read_manifest,
+    step_in_copy,
     verify,
 )
-from trainctl.protocol.record.copy_mark import step_in_copy
 from trainctl.trainer.adapters.lora import Lora
 from trainctl.trainer.backends.backend import State
 from trainctl.trainer.checkpoints.chunked_tensors import ZSTD_SUFFIX, Meter, read_back, read_tensors, write_tensors

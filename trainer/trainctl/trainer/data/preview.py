@@ -25,10 +25,9 @@ from trainctl.protocol.batch.data_statistics import (
 )
 from trainctl.protocol.config import names, run_file, run_tables
 from trainctl.protocol.config.data_files import data_files
-from trainctl.protocol.config.micro_batches import micro_of
 from trainctl.protocol.config.names import node_directory
 from trainctl.protocol.config.objectives import caches_reference, objective_of
-from trainctl.protocol.config.run_tables import NodeTable
+from trainctl.protocol.config.run_tables import NodeTable, micro_of
 from trainctl.protocol.errors import TrainctlError
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.trainer.common.errors import first_line

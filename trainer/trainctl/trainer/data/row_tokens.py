@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from trainctl.protocol.config.prompts import Prompt
+from trainctl.protocol.config.run_tables import Prompt
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.trainer.common import model_files
 from trainctl.trainer.common.errors import first_line

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from trainctl.protocol.config.data_files import data_files, glob_root, is_glob
-from trainctl.protocol.config.hub_models import reference
+from trainctl.protocol.config.model_facts import reference
 from trainctl.protocol.config.objectives import caches_reference, objective_name, objective_of
 from trainctl.protocol.config.quantization import DEFAULTS, format_of, quantization_key
 from trainctl.protocol.config.run_tables import RunFile

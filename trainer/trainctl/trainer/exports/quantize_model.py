@@ -13,8 +13,14 @@ from typing import Any
 
 import msgspec
 
-from trainctl.protocol.config.hub_models import check_cached, is_hub_id, model_folder, reference
-from trainctl.protocol.config.model_facts import stored_tensors, weight_files
+from trainctl.protocol.config.model_facts import (
+    check_cached,
+    is_hub_id,
+    model_folder,
+    reference,
+    stored_tensors,
+    weight_files,
+)
 from trainctl.protocol.config.quantization import DEFAULTS, FORMATS, Quantization, format_of, is_quantized, whole_shapes
 from trainctl.protocol.errors import InvalidInputError, check_installed
 from trainctl.protocol.machine.file_digests import files_digests

@@ -15,8 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.hub_models import model_folder, reference
-from trainctl.protocol.config.model_facts import INDEX_FILE, SINGLE_FILE, StoredTensor, stored_tensors, weight_files
+from trainctl.protocol.config.model_facts import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    StoredTensor,
+    model_folder,
+    reference,
+    stored_tensors,
+    weight_files,
+)
 from trainctl.protocol.config.quantization import (
     QUANTIZATION_KEYS,
     Quantization,

@@ -19,9 +19,8 @@ import numpy as np
 
 from trainctl.protocol.batch.data_statistics import Assembling, DataRates, StepNeed
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.micro_batches import micro_of, micro_tokens_of
 from trainctl.protocol.config.names import node_directory
-from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.config.run_tables import NodeTable, RunFile, micro_of, micro_tokens_of
 from trainctl.protocol.errors import TrainctlError
 from trainctl.trainer.backends.load import load
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line

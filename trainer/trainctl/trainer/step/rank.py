@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainctl.protocol.config.micro_batches import micro_tokens_of
-from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.config.run_tables import NodeTable, RunFile, micro_tokens_of
 from trainctl.protocol.messages import Form, FromTrainer, Generation, RankWork, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter
 from trainctl.trainer.adapters.lora import token_keys

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from trainctl.protocol.config.prompts import Prompt
-from trainctl.protocol.config.run_tables import RunFile
+from trainctl.protocol.config.run_tables import Prompt, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError
 from trainctl.protocol.messages import Answer, AnswerOptions, EvaluatedPair, Sampling, StepPlan
 from trainctl.protocol.record.status_page import StatusWriter

@@ -11,21 +11,20 @@ import msgspec
 
 from trainctl.protocol.advice.advice_facts import AdviceFacts, NodeFacts, PlannedRun
 from trainctl.protocol.advice.checklist import Check, checklist
-from trainctl.protocol.batch.against_profile import links_of
 from trainctl.protocol.batch.data_statistics import DataStatistics
 from trainctl.protocol.batch.device_table import device_named, device_of
 from trainctl.protocol.batch.eta import Schedule
 from trainctl.protocol.batch.flops import step_flops
 from trainctl.protocol.batch.memory_estimate import MemoryEstimate, MemoryModel
+from trainctl.protocol.batch.pass_curve import links_of
 from trainctl.protocol.calibration.profile import DeviceProfile, settings_digest, summary
 from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.cluster_file import SimulatedNode
-from trainctl.protocol.config.micro_batches import AUTO
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.names import node_directory, node_name
 from trainctl.protocol.config.objectives import objective_of
-from trainctl.protocol.config.run_tables import AdapterTable, NodeTable, RunFile
+from trainctl.protocol.config.run_tables import AUTO, AdapterTable, NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.devices import AUTO_TYPES, devices_named, read_devices, resolve
 from trainctl.protocol.machine.facts import lacks_of

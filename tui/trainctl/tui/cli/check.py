@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from trainctl.protocol.batch.core_sharing import Machine, share_cores
 from trainctl.protocol.batch.settings_rules import unusual_settings
+from trainctl.protocol.batch.split import Machine, share_cores
 from trainctl.protocol.config import run_file as runfile
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.config.objectives import sample_unit

@@ -65,7 +65,7 @@ def add(
     from trainctl.protocol.config import cluster_file as clusters
     from trainctl.tui.setup import add_node as joining
     from trainctl.tui.setup.remote_install import Install
-    from trainctl.tui.setup.ssh import SshTarget
+    from trainctl.tui.setup.rsync import SshTarget
 
     chosen = None if extras is None else tuple(word for word in extras.split(",") if word not in ("", "none"))
     wanted = joining.AddNodeOptions(

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from trainctl.protocol.client.live_queue import Connection
 from trainctl.protocol.config.names import node_name
 from trainctl.protocol.errors import InvalidInputError, RefusedError, UnreachableError, installing
 from trainctl.protocol.messages import CommandReply, Event, RunView, Sample, Snapshot, SnapshotRequest, StepCommitted
-from trainctl.protocol.wire.attachment import Connection
 from trainctl.tui.cli import agent_call, output, tables, watch
 from trainctl.tui.cli.options import subcommands
 from trainctl.tui.cli.output import stage
 from trainctl.tui.commands import command
-from trainctl.tui.demo import simulated
+from trainctl.tui.demo import agents
 from trainctl.tui.demo.folder import Objective, Session, default_folder, run_config, write_run_file
 
 if TYPE_CHECKING:
@@ -202,11 +202,11 @@ def _supervised(wanted: DemoOptions) -> Iterator[tuple[Demo, "subprocess.Popen[b
 @contextlib.contextmanager
 def _simulated(session: Session, wanted: DemoOptions) -> Iterator[tuple[Demo, "subprocess.Popen[bytes]"]]:
     """A simulated demo that is ready for its run; its agents end with this."""
-    count = wanted.nodes or simulated.NODES
-    simulated.write_files(session, count)
+    count = wanted.nodes or agents.NODES
+    agents.write_files(session, count)
     command = [sys.executable, "-m", "trainctl.node_agent.cli", "simulate", str(session.cluster_file), "--leash"]
     with session.supervisor_log.open("wb") as log, session.locked():
-        agents = subprocess.Popen(
+        simulation = subprocess.Popen(
             [*command, "--state", str(session.state)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -214,15 +214,15 @@ def _simulated(session: Session, wanted: DemoOptions) -> Iterator[tuple[Demo, "s
             start_new_session=True,
         )
         try:
-            assert agents.stdout is not None
-            line = agents.stdout.readline()
+            assert simulation.stdout is not None
+            line = simulation.stdout.readline()
             if not line:
                 raise RefusedError(f"the simulated agents exited immediately; see {session.supervisor_log}")
-            config = simulated.run_config(session, [*simulated.nodes(count)], wanted.steps)
+            config = agents.run_config(session, [*agents.nodes(count)], wanted.steps)
             write_run_file(session, config)
-            yield Demo(json.loads(line)["listen"], session, config), agents
+            yield Demo(json.loads(line)["listen"], session, config), simulation
         finally:
-            _let_end(agents)
+            _let_end(simulation)
 
 
 def _until_ready(supervisor: "subprocess.Popen[bytes]", session: Session) -> str:

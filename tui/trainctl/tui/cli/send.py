@@ -30,7 +30,7 @@ from trainctl.tui.cli import agent_call, output, runs
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Node, Timeout, complete_nodes, subcommands, where
 from trainctl.tui.cli.runs import Run, RunAtAgent
 from trainctl.tui.commands import arguments, command, targets
-from trainctl.tui.commands.forecast import forecast
+from trainctl.tui.commands.forms import forecast
 from trainctl.tui.commands.verbs import DESCRIPTIONS
 
 if TYPE_CHECKING:

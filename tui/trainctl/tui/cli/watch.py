@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from trainctl.protocol.analysis import story
+from trainctl.protocol.client.live_queue import Connection
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, UnreachableError
 from trainctl.protocol.messages import (
     ACTIVE_RUN_STATES,
@@ -38,8 +39,7 @@ from trainctl.protocol.messages import (
     StepsRequest,
 )
 from trainctl.protocol.record.paths import RunPaths
-from trainctl.protocol.wire.attachment import Connection
-from trainctl.protocol.wire.tasks import end_tasks
+from trainctl.protocol.wire.sockets import end_tasks
 from trainctl.tui.cli import agent_call, output, runs, tables
 from trainctl.tui.cli.options import ClusterFile, Connect, JsonLines, subcommands
 from trainctl.tui.cli.runs import RunAtAgent

@@ -18,8 +18,7 @@ from trainctl.protocol.errors import TrainctlError, UnreachableError
 from trainctl.protocol.messages import AlertView, DryRun, DryRunRequest, verbs
 from trainctl.tui.commands import forms
 from trainctl.tui.commands.command import Order, replies
-from trainctl.tui.commands.forecast import forecast
-from trainctl.tui.commands.forms import Progress
+from trainctl.tui.commands.forms import Progress, forecast
 from trainctl.tui.commands.verbs import DESCRIPTIONS
 from trainctl.tui.state.live_feed import LogFeed
 from trainctl.tui.state.source import Source

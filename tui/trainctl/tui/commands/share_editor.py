@@ -12,7 +12,7 @@ from trainctl.protocol.batch.split import apportion
 from trainctl.protocol.config.objectives import SAMPLES
 from trainctl.protocol.messages import DryRun, RankForecast
 from trainctl.protocol.messages.events import SharesChanged
-from trainctl.tui.commands.forecast import few
+from trainctl.tui.commands.forms import few
 from trainctl.tui.state.run_events import took_effect
 from trainctl.tui.state.view_state import ViewState
 from trainctl.tui.text.styled_line import clean

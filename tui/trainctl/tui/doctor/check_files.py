@@ -8,7 +8,7 @@ from typing import get_args
 
 from trainctl.protocol.config import addresses
 from trainctl.protocol.config.data_files import glob_root, is_glob
-from trainctl.protocol.config.hub_models import is_hub_id
+from trainctl.protocol.config.model_facts import is_hub_id
 from trainctl.tui.doctor.check_cluster import shell_copy
 from trainctl.tui.doctor.findings import Asset, ClusterFacts, Finding, Hashed
 

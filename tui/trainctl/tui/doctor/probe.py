@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainctl.protocol.client.client import Client
 from trainctl.protocol.config import addresses, names, run_file
-from trainctl.protocol.config.hub_models import model_folder
+from trainctl.protocol.config.model_facts import model_folder
 from trainctl.protocol.config.run_tables import DataKind, RunFile
 from trainctl.protocol.errors import NotAuthorisedError, TrainctlError, UnreachableError, VersionError
 from trainctl.protocol.machine import facts

@@ -11,7 +11,7 @@ from trainctl.tui.charts.marks import numbered
 from trainctl.tui.commands import undo
 from trainctl.tui.commands.context import KeyHint, Values
 from trainctl.tui.commands.verb_description import NoInverse
-from trainctl.tui.dialogs import event_details, undo_picker
+from trainctl.tui.dialogs import undo_picker
 from trainctl.tui.screens import events_table
 from trainctl.tui.screens.table_screen import RowsScreen
 from trainctl.tui.state import effects, run_events
@@ -181,9 +181,9 @@ class EventsScreen(RowsScreen[EventRow]):
         def made(columns: int) -> list[Line]:
             events = self.events()
             undid, found = undo.undid(events).get(event.id), self.effect(event, events)
-            return event_details.lines(event, found, self.undoing(event), owner.clock, columns, undid)
+            return undo_picker.lines(event, found, self.undoing(event), owner.clock, columns, undid)
 
-        self.app.push_screen(event_details.EventDetails(made), self._after_details)
+        self.app.push_screen(undo_picker.EventDetails(made), self._after_details)
 
     def _after_details(self, wish: str | None) -> None:
         if wish == "undo":

@@ -27,7 +27,7 @@ from trainctl.tui.doctor.probe import ask_round
 from trainctl.tui.setup import remote_install
 from trainctl.tui.setup.remote_install import Install, RemoteMachine, find
 from trainctl.tui.setup.remote_side import add_nodes
-from trainctl.tui.setup.ssh import Ssh, SshTarget, said
+from trainctl.tui.setup.rsync import Ssh, SshTarget, said
 
 ROUNDS = 20
 ANSWER_SECONDS, AWAIT_SECONDS = 3.0, 30.0

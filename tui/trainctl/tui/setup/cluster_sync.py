@@ -18,7 +18,7 @@ from trainctl.tui.commands.targets import ClusterFile
 from trainctl.tui.doctor.findings import Asset
 from trainctl.tui.setup import rsync, sync_files
 from trainctl.tui.setup.remote_install import HOME
-from trainctl.tui.setup.ssh import Ssh, SshTarget, said
+from trainctl.tui.setup.rsync import Ssh, SshTarget, said
 from trainctl.tui.setup.sync_files import NodeFiles, SourceFiles, Target, gigabytes
 
 HASH_SECONDS = 7200.0

@@ -21,7 +21,7 @@ from trainctl.protocol.batch.data_statistics import (
 )
 from trainctl.protocol.config.run_tables import RunFile
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.setup import recorded_runs
+from trainctl.tui.setup import memory_report
 from trainctl.tui.text.formatting import NA, compact, count
 
 _SHOWN_TEXT = 120
@@ -149,7 +149,7 @@ def known_need(config: RunFile, node: str, given: float | None) -> StepNeed | No
     it."""
     if given is not None:
         return StepNeed(given, "given")
-    found = recorded_runs.newest_like(config, node)
+    found = memory_report.newest_like(config, node)
     return None if found is None else StepNeed(found.tokens_per_second, "run", found.run)
 
 

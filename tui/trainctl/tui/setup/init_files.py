@@ -11,12 +11,12 @@ from typing import Any, Final, Literal
 
 import tomli_w
 
+from trainctl.protocol.batch.device_table import Preset
 from trainctl.protocol.batch.memory_estimate import estimate_memory
 from trainctl.protocol.batch.settings_rules import LEARNING_RATES
 from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName, sequences_of
-from trainctl.protocol.config.presets import Preset
 from trainctl.protocol.config.run_tables import DataKind, NodeTable, RunFile
 from trainctl.protocol.errors import InvalidInputError, installing
 from trainctl.protocol.machine.facts import installed_version

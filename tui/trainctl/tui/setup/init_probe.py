@@ -15,12 +15,12 @@ from typing import Any
 
 import psutil
 
+from trainctl.protocol.batch.device_table import Preset, preset_of
 from trainctl.protocol.client import local_agents
 from trainctl.protocol.client.local_agents import LocalAgent
 from trainctl.protocol.config import data_files, families, names
 from trainctl.protocol.config.input_checks import PAIR_FIELDS
 from trainctl.protocol.config.model_facts import ModelFacts, context_limit, read_facts, weight_files
-from trainctl.protocol.config.presets import Preset, preset_of
 from trainctl.protocol.config.run_tables import ComputeDtype, DataKind
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine import nvidia

@@ -10,7 +10,7 @@ from trainctl.protocol.client import local_agents
 from trainctl.protocol.config import addresses, run_file
 from trainctl.protocol.config import cluster_file as cluster
 from trainctl.protocol.config.data_files import is_glob, named_splits
-from trainctl.protocol.config.hub_models import check_cached, is_hub_id, model_folder
+from trainctl.protocol.config.model_facts import check_cached, is_hub_id, model_folder
 from trainctl.protocol.config.objectives import OBJECTIVES, ObjectiveName, sample_unit, sequences_of
 from trainctl.protocol.config.run_tables import DataKind
 from trainctl.protocol.errors import InvalidInputError, NotCachedError

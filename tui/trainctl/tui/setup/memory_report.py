@@ -1,7 +1,7 @@
 """The parameters that a run trains, and each node's memory: an estimate by part, and what an earlier run measured."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -12,16 +12,25 @@ from trainctl.protocol.batch.memory_estimate import MemoryEstimate, MemoryModel,
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import ModelFacts, read_facts
-from trainctl.protocol.config.names import node_name
-from trainctl.protocol.config.run_tables import NodeTable, RunFile
+from trainctl.protocol.config.names import node_name, state_root
+from trainctl.protocol.config.run_tables import NodeTable, RunFile, micro_of, micro_tokens_of
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.machine.devices import read_devices, resolve, unsuited
-from trainctl.tui.setup import recorded_runs
-from trainctl.tui.setup.recorded_runs import RecordedRates
+from trainctl.protocol.record.paths import RunPaths, runs_directory
+from trainctl.protocol.record.reader import RecordReader
 from trainctl.tui.text.formatting import gigabytes
 
 _GPU_FILES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Devices that are there with an NVIDIA or AMD driver on Linux, and with a GPU under WSL."""
+
+
+@dataclass(frozen=True)
+class RecordedRates:
+    """The speed and the memory of a node in one run."""
+
+    run: str
+    tokens_per_second: float  # without the first step, which warms up
+    peak_bytes: float | None  # of its trainer, the largest of all steps; None: not known
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ def report_of(config: RunFile, nodes: Sequence[str], where: str, here: Sequence[
         placed, backend = _placed(config, name)
         devices.add(placed.device)
         estimates[name] = estimate_memory(run_file.on_node(config, name), facts, placed, backend, where)
-        found = recorded_runs.newest_like(config, name or node_name())
+        found = newest_like(config, name or node_name())
         if found is not None and found.peak_bytes is not None:
             measured[name] = found
     return MemoryReport(facts.family, estimates, measured, (*fit_warnings(config, facts, where, devices), *slow))
@@ -136,3 +145,74 @@ def report_lines(report: MemoryReport) -> list[str]:
             peak = gigabytes(report.measured[node].peak_bytes)
             lines.append(f"measured memory{place}: {peak} GB at the peak of {report.measured[node].run}")
     return [*lines, *report.warnings]
+
+
+_MOST_RUNS = 200
+"""The newest so many of this machine's runs are looked at."""
+
+
+def newest_like(config: RunFile, node: str, root: Path | None = None) -> RecordedRates | None:
+    """Return the rates of the newest run of at least two steps whose model, data, micro-batch and device on `node` are
+    those of `config`."""
+    wanted = _settings(config, node)
+    for directory in _newest_first(root or state_root()):
+        try:
+            if _settings(run_file.read(RunPaths(directory).run_file), node) == wanted:
+                with RecordReader(directory) as record:
+                    found = _measured(record, node)
+                if found is not None:
+                    return found
+        except InvalidInputError:
+            continue  # of another version of this program, or damaged
+    return None
+
+
+def _settings(config: RunFile, node: str) -> list[Any]:
+    """Return what a rank's speed and memory depend on, but for its share."""
+    own, here = config.nodes.get(node, NodeTable()), run_file.on_node(config, node)
+    data = here.data
+    return [
+        here.model,
+        config.adapter,
+        config.objective,
+        data.path,
+        data.kind,
+        data.tokenizer,
+        data.sequence_length,
+        data.packing,
+        micro_of(config, own),
+        micro_tokens_of(config, own),
+        own.backend,
+        own.device,
+        own.threads,
+        own.memory_limit_gb,
+        len(config.nodes) > 1,
+    ]
+
+
+def _newest_first(root: Path) -> Iterator[Path]:
+    found = root.glob(f"*/{runs_directory(Path()).name}/*/{RunPaths(Path()).record.name}")
+    yield from (record.parent for record in sorted(found, key=_changed_at, reverse=True)[:_MOST_RUNS])
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _measured(record: RecordReader, node: str) -> RecordedRates | None:
+    (first, *_), totals = record.steps(limit=1)[0] or (None,), record.totals()
+    last = record.last_step()
+    if first is None or last is None or node not in totals.tokens_by_node:
+        return None
+    seconds = totals.step_seconds - first.step_seconds
+    tokens = totals.tokens_by_node[node] - sum(
+        part.tokens for part in record.rank_steps(first.step) if part.node == node
+    )
+    if tokens <= 0 or seconds <= 0:
+        return None
+    ranks = (part.rank for part in record.rank_steps(last.step) if part.node == node)
+    peaks = [peak for rank in ranks for peak in record.series("memory_peak_bytes", rank, columns=1).maximum]
+    return RecordedRates(record.run, tokens / seconds, max(peaks, default=None))

@@ -20,7 +20,7 @@ from pathlib import Path
 from trainctl import protocol
 from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.setup import installed
-from trainctl.tui.setup.ssh import Ssh
+from trainctl.tui.setup.rsync import Ssh
 
 ROOMS = ("protocol", "trainer", "node_agent", "tui")
 _STAMP = (1980, 1, 1, 0, 0, 0)

@@ -21,8 +21,7 @@ from pathlib import Path
 import msgspec
 
 from trainctl.protocol.config.data_files import data_files, glob_root, is_glob, lacks_files
-from trainctl.protocol.config.hub_models import is_hub_id, model_folder
-from trainctl.protocol.config.model_facts import INDEX_FILE, SINGLE_FILE, weight_files
+from trainctl.protocol.config.model_facts import INDEX_FILE, SINGLE_FILE, is_hub_id, model_folder, weight_files
 from trainctl.protocol.config.run_tables import SUFFIXES, DataKind, RunFile
 from trainctl.protocol.errors import InvalidInputError, TrainctlError, installing
 from trainctl.protocol.files.durable_files import make_folder, write_file

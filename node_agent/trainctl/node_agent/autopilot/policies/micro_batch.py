@@ -34,8 +34,8 @@ from trainctl.node_agent.autopilot.policy import (
 from trainctl.node_agent.planning.share_edits import resized
 from trainctl.protocol.batch.pass_curve import CLEAR_GAIN, SMALL_GAIN
 from trainctl.protocol.calibration.peak import MAX_CAP_PART
-from trainctl.protocol.config.micro_batches import UNMEASURED
 from trainctl.protocol.config.policies import MicroBatchTable
+from trainctl.protocol.config.run_tables import UNMEASURED
 from trainctl.protocol.messages import FindingSeverity, PolicyFigure, StepPlan, peak_of_cap
 
 HELPED = 0.98

@@ -10,8 +10,7 @@ from trainctl.protocol.analysis.diagnosis import pace
 from trainctl.protocol.analysis.diagnosis.diagnosis_facts import DiagnosisFacts
 from trainctl.protocol.analysis.diagnosis.pace import Pace, Parts
 from trainctl.protocol.analysis.slow_ranks import RankPace
-from trainctl.protocol.batch.against_profile import PASS_NOISE
-from trainctl.protocol.batch.pass_curve import PassCurve
+from trainctl.protocol.batch.pass_curve import PASS_NOISE, PassCurve
 from trainctl.protocol.batch.step_model import StepModel, models
 from trainctl.protocol.config.alert_rules import LOADED_PERCENT, AlertsTable
 from trainctl.protocol.config.policies import PolicyTables

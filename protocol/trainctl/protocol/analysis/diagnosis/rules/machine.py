@@ -10,7 +10,7 @@ from statistics import median
 from trainctl.protocol.analysis.diagnosis.rule import NO_STEPS, Clear, Found, Unknown, Verdict
 from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes, percent
 from trainctl.protocol.analysis.rolling import LONGER
-from trainctl.protocol.batch.core_sharing import set_threads
+from trainctl.protocol.batch.split import set_threads
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.messages import GpuProcess, RankView, WhatIf
 from trainctl.protocol.messages.event_prose import seconds

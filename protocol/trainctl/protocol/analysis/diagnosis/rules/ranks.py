@@ -10,7 +10,7 @@ from trainctl.protocol.analysis.diagnosis.situation import Situation, megabytes,
 from trainctl.protocol.analysis.rolling import SOUGHT
 from trainctl.protocol.analysis.slow_ranks import beyond_others
 from trainctl.protocol.analysis.straggler import waits
-from trainctl.protocol.batch.against_profile import sent_bytes
+from trainctl.protocol.batch.pass_curve import sent_bytes
 from trainctl.protocol.batch.split import ShareCost, check_enough, slowest, split
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import BUSY_PHASES, WhatIf
