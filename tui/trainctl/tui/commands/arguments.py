@@ -11,7 +11,6 @@ import msgspec
 from trainctl.protocol.errors import InvalidInputError
 from trainctl.protocol.messages import verbs
 from trainctl.protocol.messages.verb_arguments import completions
-from trainctl.tui.commands.checked_run_file import check_run_file
 from trainctl.tui.commands.command import Order
 from trainctl.tui.state.filter_language import TypedLineError
 
@@ -31,6 +30,8 @@ def verb_args(verb: str, words: Sequence[str], *, local: bool) -> dict[str, Any]
     text = given.pop("config")
     if not text.startswith("@"):
         raise InvalidInputError("config", f"{text!r} must be written as config=@run.toml")
+    from trainctl.tui.commands.checked_run_file import check_run_file  # with all that reads models: not for each start
+
     return {**verbs.parse_args(verb, given), "config": check_run_file(Path(text[1:]), {}, local=local).message}
 
 

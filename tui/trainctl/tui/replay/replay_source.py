@@ -13,7 +13,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import msgspec
 
-from trainctl.protocol.analysis.diagnosis.diagnose import of_record
 from trainctl.protocol.analysis.straggler import straggler_of
 from trainctl.protocol.client.client import Connection
 from trainctl.protocol.client.cluster import Item
@@ -258,6 +257,8 @@ class ReplaySource:
                 profiles = self._reader.newest_events(asked.limit, self._shown_to, kind="profile")
                 return StepProfiles(rid="", run=run, profiles=profiles)
             case DiagnosisRequest():
+                from trainctl.protocol.analysis.diagnosis.diagnose import of_record  # only if it is asked for
+
                 diagnosis = await asyncio.to_thread(of_record, self.paths, self.head.step)
                 return DiagnosisReply(rid="", run=run, live=False, diagnosis=diagnosis)
             case WorksRequest():
