@@ -102,6 +102,22 @@ def test_what_it_does_not_take_is_refused_with_the_reason_and_a_note_is_kept(age
         assert client.ask(m.EventsRequest, RUN, newest=True).events[-1].by == "user auto:replays"
 
 
+def test_what_a_program_does_not_count_is_not_0_and_it_has_no_log(agent: BlockingAgent) -> None:
+    with agent.client() as client:
+        client.attach_run(RUN, "ppo", (m.GuestRank(0),))
+        for number, unknown in ((1, 0), (2, None)):
+            part = m.GuestPart(0, tokens=unknown, samples=unknown)
+            made = m.GuestStep(number, 1e9 + number, 0.1, samples=unknown, tokens=unknown, parts=(part,))
+            assert client.run_steps(RUN, [made]).step == number
+            shown = client.ask(m.SnapshotRequest, 0, RUN)
+            assert shown.last_step is not None and shown.last_step.tokens is None
+            assert shown.run is not None and shown.run.loss_unit == ""
+            assert shown.runs[0].rates is not None and shown.runs[0].rates.samples_per_second is None
+        with pytest.raises(RefusedError, match="keeps its own output"):
+            client.ask(m.LogRequest, RUN)
+        client.end_run(RUN)
+
+
 def test_an_agent_that_is_killed_loses_and_repeats_no_step(agent: BlockingAgent) -> None:
     with agent.client() as client:
         client.attach_run(RUN, "ppo", RANKS)

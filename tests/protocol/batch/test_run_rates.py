@@ -84,7 +84,7 @@ def test_of_a_run_that_says_little() -> None:
     speed = {"steps_per_second": 2.0, "samples_per_second": 48.0, "seconds_per_sample": 0.5 / 24}
     assert known(found) == {"unit": "tokens/s"} | speed
     none = rates(view, {"samples": 0})
-    assert (none.samples_per_second, none.seconds_per_sample) == (0.0, None)
+    assert (none.samples_per_second, none.seconds_per_sample) == (None, None)
 
 
 PROFILE = ProfileSummary(created_at=0.0, passes=(Pass(2, 0.2), Pass(4, 0.3), Pass(8, 0.5)))

@@ -51,6 +51,12 @@ def test_the_command_line_says_so_too() -> None:
     assert "loss n/a  |g| n/a  lr n/a" in tables.step_line(last)
 
 
+def test_a_loss_without_a_unit_has_no_empty_parentheses() -> None:
+    run = msgspec.structs.replace(view_of(run_view(3)), loss_unit="")
+    titles = [metrics.title(chart, str, run) for chart in metrics.charts_of(metrics.DEFAULT_CHARTS, run)]
+    assert titles[0] == "loss, eval loss"
+
+
 # ---------------------------------------------------------------- a run whose loss is divided by pairs
 
 PAIRS = msgspec.structs.replace(run_view(3), weight_unit="pairs", loss_unit="nats per pair")

@@ -135,3 +135,12 @@ def test_of_many_ranks_the_chart_has_their_span_the_selected_one_and_the_straggl
     span = panel.traces[1]
     assert span.band and (span.window.minimum[-1], span.window.maximum[-1]) == pytest.approx((0.26, 0.37), abs=0.005)
     assert [track.label for track in overview.rate_panel(calm).traces] == ["mean"]
+
+
+def test_a_node_with_two_ranks_is_shown_and_not_only_counted() -> None:
+    assert GROUP.run is not None
+    first, *others = GROUP.run.ranks
+    ranks = (first, msgspec.structs.replace(others[0], node=first.node))
+    state = msgspec.structs.replace(GROUP, run=msgspec.structs.replace(GROUP.run, ranks=ranks))
+    shown = "\n".join(texts(page(state, CLOCK, 120, 40)))
+    assert "2×cpu" in shown and "more ranks" not in shown

@@ -291,6 +291,10 @@ async def _log_elsewhere(request: messages.LogRequest, paths: RunPaths, source: 
     if view is None:
         raise UnknownRankError("rank", f"run {request.run} has no log for rank {request.rank}")
     node = next((rank.node for rank in view.ranks if rank.rank == request.rank), None)
+    if view.kind == "guest":
+        raise UnknownRankError(
+            "rank", f"{request.rank} has no log: {view.run} is a different program's, which keeps its own output"
+        )
     if node == source.node:
         raise UnknownRankError("rank", f"{request.rank} has no log on {node}: its file is gone")
     if node is None and source.address_of(view.lead) is None:  # a follower knows its own rank only

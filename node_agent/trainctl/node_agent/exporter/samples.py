@@ -93,7 +93,7 @@ class Totals:
         _count(run.counts, "skipped_steps_total", step.skipped is not None)
         _count(run.counts, "tokens_total", step.tokens)
         _count(run.counts, "weight_total", step.weight)
-        _count(run.counts, "samples_total", step.samples)
+        _count(run.counts, "samples_total", step.samples or None)
         run.step_seconds += _finite(step.step_seconds)
         run.buckets[bisect.bisect_left(STEP_BUCKETS_SECONDS, step.step_seconds)] += 1
 
@@ -101,8 +101,8 @@ class Totals:
     def _add_part(run: RunTotals, part: RankStep) -> None:
         rank = run.ranks.setdefault(part.rank, RankTotals(part.node))
         rank.node = part.node
-        _count(rank.counts, "tokens_total", part.tokens)
-        _count(rank.counts, "samples_total", part.samples)
+        _count(rank.counts, "tokens_total", part.tokens or None)
+        _count(rank.counts, "samples_total", part.samples or None)
         _count(rank.counts, "replays_total", part.replays)
         for phase in PHASES:
             _count(rank.phase_seconds, phase, getattr(part.phases, phase))

@@ -79,6 +79,7 @@ def committed(
     nodes = {rank.rank: rank.node for rank in view.ranks}
     said = msgspec.structs.asdict(made)
     del said["parts"]
+    said |= {"samples": made.samples or 0, "tokens": made.tokens or None}
     step = StepCommitted(
         run=view.run,
         generation=view.generation,
@@ -96,7 +97,7 @@ def committed(
             step=made.step,
             node=nodes.get(part.rank, view.lead),
             replays=0,
-            **msgspec.structs.asdict(part),
+            **msgspec.structs.asdict(part) | {"tokens": part.tokens or 0.0, "samples": part.samples or 0},
         )
         for part in made.parts
     )

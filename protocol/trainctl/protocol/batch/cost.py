@@ -101,7 +101,7 @@ def run_rates(view: RunView, last: StepCommitted | None, step_seconds: float | N
     left is the lead's own estimate, which its steps carry (eta.py); without one, as of a guest, it is the steps left
     times the seconds of one."""
     seconds = _positive(step_seconds if step_seconds is not None else last.step_seconds if last is not None else None)
-    samples = view.global_batch if view.global_batch is not None else last.samples if last is not None else None
+    samples = view.global_batch if view.global_batch is not None else last.samples or None if last is not None else None
     step = last.step if last is not None else view.step
     left = max(view.steps - step, 0) if view.steps is not None else None
     per_sample = _ratio(seconds, samples)

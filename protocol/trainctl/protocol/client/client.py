@@ -338,7 +338,7 @@ class Client:
         started_at: float | None = None,
         after_step: int | None = None,
         weight_unit: str = "tokens",
-        loss_unit: str = "nats per token",
+        loss_unit: str = "",
     ) -> RunKept:
         """Have the agent show and record a run. `run` is an id of this program's choice: under the same id the run is
         continued, after its newest recorded step or `after_step`, above which steps are then retracted.

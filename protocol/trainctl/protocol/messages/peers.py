@@ -239,9 +239,9 @@ class GuestPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rank's part of a step of an attached run."""
 
     rank: Count
-    tokens: Annotated[float, Meta(ge=0)] = 0.0  # tokens processed, without padding; 0: unknown
+    tokens: Annotated[float, Meta(ge=0)] | None = 0.0  # tokens processed, without padding; 0 or None: unknown
     weight: Annotated[float, Meta(ge=0)] | None = None  # total weight of its samples
-    samples: Count = 0  # number of samples that the rank processed; 0: unknown
+    samples: Count | None = 0  # number of samples that the rank processed; 0 or None: unknown
     micro_batch: Count | None = None
     step_seconds: Annotated[float, Meta(ge=0)] = 0.0
     phases: Phases = Phases()
@@ -254,8 +254,8 @@ class GuestStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: Annotated[int, Meta(ge=1, le=MAX_COUNT)]
     committed_at: float  # commit time, in Unix seconds
     step_seconds: Annotated[float, Meta(ge=0)]  # time since the previous step, excluding pauses
-    samples: Count = 0  # samples in the step, across all ranks; 0: unknown
-    tokens: Count | None = None  # tokens processed by all ranks
+    samples: Count | None = 0  # samples in the step, across all ranks; 0 or None: unknown
+    tokens: Count | None = None  # tokens processed by all ranks; 0 or None: unknown
     weight: Annotated[float, Meta(ge=0)] | None = None  # weight that divides the loss, in the run's `weight_unit`
     loss: float | None = None  # mean loss per unit of weight
     learning_rate: float | None = None

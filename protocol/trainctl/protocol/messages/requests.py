@@ -306,7 +306,7 @@ class AttachRun(Request[RunKept], tag="attach-run", frozen=True, forbid_unknown_
     kind: Literal["guest", "exec"] = "guest"
     steps: Count | None = None  # total number of steps; None: unknown
     weight_unit: Annotated[str, Meta(min_length=1, max_length=32)] = "tokens"
-    loss_unit: Annotated[str, Meta(max_length=32)] = "nats per token"
+    loss_unit: Annotated[str, Meta(max_length=32)] = ""  # unit of the loss, for example nats per token; empty: none
     after_step: Count | None = None  # continue after this step and retract later steps from the record
 
 

@@ -256,7 +256,7 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
     global_batch: Count | None
     plan_version: Count
     step_seconds: float  # time since the previous commit, excluding pauses
-    tokens_total: float  # tokens processed since the run began
+    tokens_total: float  # tokens processed since the run began; of a guest 0: unknown
     tokens: Count | None = None  # tokens processed by all ranks, including tokens without a loss but no padding
     weight_total: float | None = None  # total weight since the run began
     seconds_total: float | None = None  # duration of all steps since the run began, excluding pauses
@@ -299,7 +299,7 @@ class RankStep(Message, tag="rank-step", frozen=True):
     step: Count
     rank: Count
     node: str
-    tokens: float  # tokens processed, including tokens without a loss but no padding
+    tokens: float  # tokens processed, including tokens without a loss but no padding; of a guest 0: unknown
     samples: Count
     micro_batch: Count | None
     replays: Count

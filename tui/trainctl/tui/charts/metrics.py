@@ -101,7 +101,13 @@ def charts_of(charts: tuple[Chart, ...], run: RunView | None) -> tuple[Chart, ..
 def _title_of(name: str, run: RunView | None) -> str:
     metric = metric_of(name)
     unit = clean(run.unit_of(metric)) if run is not None else metric.unit
-    return metric.title if unit == metric.unit else unit if metric.title == metric.unit else f"{metric.title} ({unit})"
+    return (
+        metric.title
+        if unit in ("", metric.unit)
+        else unit
+        if metric.title == metric.unit
+        else f"{metric.title} ({unit})"
+    )
 
 
 def title(chart: Chart, node_of: Callable[[int], str], run: RunView | None) -> str:

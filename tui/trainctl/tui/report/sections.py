@@ -58,7 +58,7 @@ def _head(facts: RunFacts) -> Iterator[tuple[str, str]]:
     yield "last loss", f"{formatting.loss(last.loss)} {view.loss_unit if view is not None else ''}".strip()
     if facts.held_out is not None:
         yield "held-out loss", _held_out(facts.held_out)
-    yield "tokens", formatting.count(last.tokens_total)
+    yield "tokens", formatting.count(last.tokens_total or None)
     if rates is not None:
         yield "average rate", f"{formatting.rate(rates.average_per_second)} {rates.unit}"
     yield "efficiency", f"{formatting.percent(facts.efficiency)} of the ranks' time in steps was spent computing"

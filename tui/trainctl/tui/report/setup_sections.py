@@ -26,8 +26,8 @@ def ranks(facts: RunFacts) -> Iterator[Block]:
             rank.device,
             formatting.count(rank.micro_batch),
             f"{rank.steps:,}",
-            f"{rank.samples:,}",
-            formatting.count(rank.tokens),
+            formatting.count(rank.samples or None),
+            formatting.count(rank.tokens or None),
             f"{formatting.rate(_own_rate(rank))} tokens/s",
         )
         for rank in facts.ranks

@@ -236,7 +236,7 @@ def _learning(state: ViewState, clock: Clock, columns: int, rows: int) -> Line:
     if step is not None and step.skipped:
         parts.insert(1, line(Piece(f"SKIPPED {step.skipped}", "bad")))
     if columns >= 100:
-        tokens = compact(step.tokens_total if step else None)
+        tokens = compact(step.tokens_total or None if step else None)
         parts += [line(Piece("G ", "label"), count(run.global_batch)), line(Piece("tokens ", "label"), tokens)]
     return groups(parts, columns)
 

@@ -87,7 +87,7 @@ def _part(row: Row, columns: int) -> Line:
         _labelled("own", f"{rate(row.own_rate)} tok/s" if row.own_rate else NA, "strong"),
         _labelled("wait", NA if row.wait is None else seconds(row.wait)),
         _labelled("last step", NA if step is None else f"{step.step:,}"),
-        _labelled("tokens", NA if step is None else count(step.tokens)),
+        _labelled("tokens", NA if step is None or not step.tokens else count(step.tokens)),
         _labelled("replays", NA if step is None else str(step.replays)),
     ]
     return groups(pieces, columns)

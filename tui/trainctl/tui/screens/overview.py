@@ -79,14 +79,15 @@ def parts(
     wanted: Arrangement = UNARRANGED,
 ) -> Iterator[list[Line]]:
     """Return exactly `rows` lines of `columns` cells, each part when it is asked for."""
-    head, fleet, charts, events = layout(columns, rows, fleet_table.row_count(state.run, wanted.opened))
+    count = fleet_table.row_count(state.run, wanted.opened)
+    head, fleet, charts, events = layout(columns, rows, count)
     yield header.lines(state, clock, columns, rows=head, badge=badge, address=address)
     if state.run is None:
         why = clean(state.connection.why) if state.connection.state != "connected" else ""
         nothing = "no run yet: trainctl run RUN.toml starts one" if state.heard_at is not None else "connecting"
         table = [line(Piece(why, "warning") if why else Piece(nothing, "dim"))]
     else:
-        total = _with_total(rows, len(state.run.ranks))
+        total = _with_total(rows, count)
         table = fleet_table.lines(state, clock, columns, total=total, selected=selected, wanted=wanted, room=fleet)
     yield filled(table, columns, fleet)
     yield (cache or ChartCache()).lines(state, columns, charts, selected)

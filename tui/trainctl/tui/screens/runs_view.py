@@ -27,7 +27,7 @@ from trainctl.tui.text.run_lines import (
 )
 from trainctl.tui.text.styled_line import Line, Piece, clean, fit, groups, key_words, line, rule, shorten, spread, width
 
-SORTED_BY = ("name", "state", "step", "loss", "age", "duration", "lead")
+SORTED_BY = ("name", "state", "kind", "step", "loss", "age", "duration", "lead")
 _LEAST_NAME = 12
 
 
@@ -46,6 +46,7 @@ _LOSS = LAST_LOSS.label.upper()
 _COLUMNS = (
     RunsColumn("name", "RUN", 0),
     RunsColumn("state", "STATE", 9),
+    RunsColumn("kind", "KIND", 6, least=90),
     RunsColumn("step", "STEPS", 16, True),
     RunsColumn("loss", _LOSS, 9, True),
     RunsColumn("age", "STARTED", 14, True),
@@ -123,6 +124,7 @@ def row(item: RunRow, chosen: bool, marked: bool, clock: Clock, columns: int, *,
     texts = {
         "RUN": f"{'  ' * (item.depth - 1)}└ " * bool(item.depth) + clean(run.name),
         "STATE": _state(run),
+        "KIND": run.kind,
         "STEPS": f"{run.step:,}/{count(run.steps)}",
         _LOSS: loss(run.last_loss),
         "STARTED": clock.time_of(run.started_at),
