@@ -36,6 +36,7 @@ SCALES = {
     "faults of each victim": Scale(1, 1, 5),
     "frames": Scale(2500, 2500, 1_000_000),
     "healthy curves": Scale(1, 1, 200),
+    "kills of a guest's agent": Scale(5, 5, 50),
     "lead agent kills": Scale(3, 3, 20),
     "names of each kind": Scale(12, 12, 2000),
     "nodes' splits": Scale(20, 20, 500),

@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 
 
 def state_folder() -> Path:
-    """Return the folder of this user's runs, as the agents here have it."""
-    chosen = os.environ.get("TRAINCTL_GUEST_STATE") or os.environ.get("TRAINCTL_STATE")
-    if chosen:
+    """Return the folder of this user's runs, where agents register and by default look for spool files."""
+    if chosen := os.environ.get("TRAINCTL_STATE"):
         return Path(chosen)
     if sys.platform == "darwin":
         return Path("~/Library/Application Support/trainctl").expanduser()
     return Path(os.environ.get("XDG_STATE_HOME", "").strip() or "~/.local/state").expanduser() / "trainctl"
+
+
+def spool_state() -> Path:
+    """Return the state folder for spool files while no agent is known: $TRAINCTL_GUEST_STATE, or the user's."""
+    chosen = os.environ.get("TRAINCTL_GUEST_STATE")
+    return Path(chosen) if chosen else state_folder()
 
 
 def sockets() -> list[tuple[str, Path]]:
@@ -33,11 +38,11 @@ def sockets() -> list[tuple[str, Path]]:
     $TRAINCTL_CONNECT, then in the order of their cluster file.
     """
     if chosen := os.environ.get("TRAINCTL_GUEST_SOCKET"):
-        return [(chosen, state_folder())]
+        return [(chosen, spool_state())]
     agents = _agents(state_folder() / ".agents")
     preferred = os.environ.get("TRAINCTL_CONNECT")
     agents.sort(key=lambda agent: (agent.get("address") != preferred, _place(agent), agent.get("node", "")))
-    return [(agent["socket"], Path(agent.get("state") or state_folder())) for agent in agents]
+    return [(agent["socket"], Path(agent.get("state") or spool_state())) for agent in agents]
 
 
 def _agents(folder: Path) -> list[dict[str, Any]]:

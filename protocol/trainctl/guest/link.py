@@ -63,7 +63,7 @@ class Link:
         self._attach, self._verbs, self._orders = attach, verbs, orders
         self._outbox, self._encoder = Outbox(), RowEncoder()
         self._is_base_known = not continues
-        self._spool = Spool(find_agent.state_folder(), attach["run"])
+        self._spool = Spool(find_agent.spool_state(), attach["run"])
         self._spool_due, self._has_spooled, self._has_complained = 0.0, False, False
         self._socket: socket.socket | None = None
         self._agent: tuple[str, Path] | None = None  # the socket whose agent has answered, and its state folder
