@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from tests.trainer.support.seq2seq_model import make_seq2seq_model
 from tests.tui.support.cli_calls import ENVIRONMENT, assert_none_left, call, call_json, started
 from tests.waiting import HANG_SECONDS, until
 
-from trainctl.protocol.messages import HistoryRequest, PairsRequest, RunsRequest
+from trainctl.protocol.messages import HistoryRequest, PairsRequest, RunsRequest, RunSummary
 from trainctl.protocol.record.reader import RecordReader
 
 WEIGHTS = {"pretrain": "model.safetensors", "sft": "model.safetensors", "sft-lora": "adapter_model.safetensors"} | {
@@ -62,39 +61,41 @@ RUN = "mine-1"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
 
 
-def example(agent: AgentProcess, *words: str) -> Sequence[str]:
-    return (
-        sys.executable, str(EXAMPLES / "attach.py"), str(EXAMPLES / "attach.py"), "--connect", agent.address, *words
-    )  # fmt: skip
+def start_example(agent: AgentProcess, *words: str) -> "subprocess.Popen[str]":
+    """Start attach.py, whose steps wait in the agent's state folder while it is down."""
+    script = str(EXAMPLES / "attach.py")
+    env = {**ENVIRONMENT, "TRAINCTL_GUEST_STATE": str(agent.state)}
+    words = (sys.executable, script, script, "--run", RUN, *words)
+    return subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(agent: AgentProcess) -> RunSummary | None:
+    with agent.client() as client:
+        return next((run for run in client.ask(RunsRequest).runs if run.state == "finished"), None)
 
 
 def test_the_example_trains_and_is_recorded(agent: AgentProcess) -> None:
-    words = example(agent, "--run", RUN, "--steps", "60", "--batch", "16")
-    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert "after 60 steps; 60 recorded" in done.stdout
+    with start_example(agent, "--steps", "60", "--batch", "16") as process:
+        said, errors = process.communicate(timeout=HANG_SECONDS)
+    assert (process.returncode, errors) == (0, "") and "after 60 steps" in said
+    summary = until(lambda: finished(agent), what="the record")
+    assert (summary.step, summary.kind) == (60, "guest")
     with agent.client() as client:
-        (known,) = client.ask(RunsRequest).runs
-        assert (known.state, known.step, known.kind) == ("finished", 60, "guest")
         losses = client.ask(HistoryRequest, RUN, ("loss",), columns=100).series[0].last
     assert losses[-1] < losses[0] - 0.5 and abs(losses[0] - math.log(256)) < 1e-6
 
 
 def test_the_example_trains_on_without_an_agent_and_catches_up(agent: AgentProcess) -> None:
-    words = example(agent, "--run", RUN, "--steps", "1200", "--batch", "64")
     agent.terminate()
-    loop = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-    try:
+    with start_example(agent, "--steps", "1200", "--batch", "64") as process:
         agent.start()
         with agent.client() as client:
             until(lambda: any(run.step > 0 for run in client.ask(RunsRequest).runs), what="steps of the loop")
         agent.kill()
         agent.start()
-        said, _ = loop.communicate(timeout=HANG_SECONDS)
-    finally:
-        loop.kill()
-        loop.wait()
-    assert loop.returncode == 0 and "1200 recorded" in said
+        _, errors = process.communicate(timeout=HANG_SECONDS)
+    assert (process.returncode, errors) == (0, "")
+    until(lambda: finished(agent), what="the record")
     with RecordReader(agent.run_paths(RUN)) as reader:
         found = [step.step for first in (0, 1000) for step in reader.steps(first, 1000)[0] if step.step > first]
     assert sorted(set(found)) == list(range(1, 1201))
