@@ -283,6 +283,17 @@ def test_a_watched_command_lives_until_its_own_connection_says_so(agent: Blockin
     assert recorded(agent) == [*range(1, 8)]
 
 
+def test_a_watched_command_whose_loop_was_stopped_is_stopped_whatever_its_exit_status(agent: BlockingAgent) -> None:
+    with Loop(agent, kind="exec") as command, Loop(agent, kind="exec") as inside:
+        command.hello()
+        inside.hello()
+        inside.send(type="end", state="stopped", reason="interrupted")
+        inside.hear()
+        command.send(type="end", state="failed", reason="exit status 1")
+        command.hear()
+    assert state_of(agent) == "stopped"
+
+
 def lines(*parts: dict[str, Any]) -> bytes:
     return b"".join(json.dumps(part).encode() + b"\n" for part in parts)
 

@@ -296,8 +296,8 @@ class GuestSocket:
             self._ends[run] = end
             self._describe(run, others[0])
         else:
-            self._ends.pop(run, None)
-            await self._runs.end(run, end.state, end.reason)
+            loops = self._ends.pop(run, end)  # what a loop said before the command that it is in has ended
+            await self._runs.end(run, "stopped" if loops.state == "stopped" else end.state, end.reason)
 
     async def _left(self, loop: _Loop) -> None:
         """Go on with a run's other connections, or end it as one of them has said."""
