@@ -285,7 +285,8 @@ class Link:
                 self._spool = Spool(self._agent[1], self._attach["run"])
             self._confirm(int(message["step"]), int(message.get("event", 0)), *self._in_flight)
         elif kind == "order":
-            self._orders.take({"id": str(message["id"]), "verb": message["verb"], "args": message.get("args") or {}})
+            names = ("id", "verb", "args", "expires_at")
+            self._orders.take({"args": {}, **{name: message[name] for name in names if name in message}})
         elif kind == "refused":
             self._disconnect()
             self._connect_due = time.monotonic() + _BUSY_SECONDS

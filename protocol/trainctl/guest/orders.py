@@ -1,8 +1,10 @@
-"""Orders to the loop: each is carried out once, and its outcome is sent until the agent has it. Pure."""
+"""Orders to the loop: each is carried out once, and its outcome is sent until the agent has it. Pure, but for
+the clock."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import OrderedDict, deque
 
 TYPE_CHECKING = False
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     Order = dict[str, Any]
-    """A command for the loop, as it arrived: id, verb and args."""
+    """A command for the loop, as it arrived: id, verb, args and, in Unix seconds, expires_at."""
     Outcome = dict[str, Any]
     """The end of an order: id, state, step, reason, before and after. The row of the step carries it; None: no row."""
 
@@ -115,6 +117,8 @@ class Offers:
         verb, args = order["verb"], order["args"]
         if self._refusal:
             return self._refusal
+        if time.time() > (order.get("expires_at") or math.inf):
+            return "its time was up before the loop came to a step"
         if why := self._refusals.get(verb):
             return why
         if verb not in self._functions and verb not in BUILT_IN:

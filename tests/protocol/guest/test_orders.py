@@ -25,6 +25,12 @@ def test_an_id_is_taken_once_and_its_outcome_sent_again() -> None:
     assert inbox.due(9) == [outcome] and not inbox.arrived
 
 
+def test_an_order_whose_time_is_up_is_not_begun() -> None:
+    offers, late = Offers(), order("pause") | {"expires_at": 1.0}
+    assert offers.refusal(late).startswith("its time was up")
+    assert not offers.refusal(late | {"expires_at": 1e12}) and not offers.refusal(late | {"expires_at": None})
+
+
 def test_the_newest_outcomes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "MAX_OUTCOMES", 3)
     inbox = Orders()
