@@ -244,6 +244,25 @@ def test_a_run_whose_process_is_killed_fails_at_once(agent: BlockingAgent) -> No
     assert recorded(agent) == [1, 2, 3]
 
 
+def test_a_rank_whose_process_is_gone_fails_alone_as_long_as_others_live(agent: BlockingAgent) -> None:
+    with process() as first, process() as second, agent.client() as client:
+        client.attach_run(RUN, "ppo", (m.GuestRank(0, pid=first.pid), m.GuestRank(1, pid=second.pid)))
+
+        def ranks() -> list[str]:
+            view = client.ask(m.SnapshotRequest, 0, RUN).run
+            assert view is not None
+            return [view.state, *(rank.state for rank in view.ranks)]
+
+        first.kill()
+        first.wait()
+        until(lambda: ranks() == ["running", "failed", "run"], what="the rank")
+        client.run_steps(RUN)  # the other one speaks
+        assert ranks() == ["running", "failed", "run"]
+        second.kill()
+        second.wait()
+        until(lambda: ranks() == ["failed", "failed", "failed"], what="the run")
+
+
 def test_a_run_that_an_agent_takes_up_again_is_followed_by_its_process(agent: BlockingAgent) -> None:
     with process() as living:
         with Loop(agent, ranks=[{"rank": 0, "pid": living.pid}]) as loop:

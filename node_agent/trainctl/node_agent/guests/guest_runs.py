@@ -354,11 +354,13 @@ class GuestRuns:
             await self.settle(ended)
         for guest in self.live:
             seconds, run = guest.silent_seconds, guest.view.run
-            self._show_new(guest, guest_rows.gone(guest.view, guest.look_at_processes(), time.time()))
+            gone = guest.look_at_processes()
             if guest.gone_monotonic is not None:
                 quiet_seconds = self._clock() - max(guest.gone_monotonic, guest.heard_monotonic)
                 if quiet_seconds >= GONE_SECONDS and not self.is_expected(run):
                     await self.end(run, "failed", "its process is gone, and had not said that it was done")
+            elif gone:
+                self._show_new(guest, guest_rows.gone(guest.view, gone, time.time()))
             elif seconds > GIVE_UP_SECONDS and not guest.has_process:
                 await self.end(run, "failed", f"its program has been silent for {seconds:.0f} s")
             elif seconds > SILENT_SECONDS and any(rank.state in ("run", "paused") for rank in guest.view.ranks):
