@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from tests.cluster.in_process import BlockingAgent
+from tests.cluster.in_process import BlockingAgent, BlockingCluster
+from tests.cluster.run_files import FOREVER, on
+from tests.cluster.waits import wait_for_step
 from tests.waiting import HANG_SECONDS, until
 
 from trainctl.node_agent.guests import guest_socket
@@ -220,6 +222,32 @@ def test_one_id_sent_101_times_over_five_kills_has_one_outcome(agent: BlockingAg
         assert client.send("set-lr", {"value": 0.6}, run=RUN, id=id, wait="accepted").state == "conflict"
         events = client.ask(m.EventsRequest, RUN, limit=200).events
     assert [event.outcome for event in events if event.command == id] == ["applied"]
+
+
+@pytest.mark.parametrize("node", ["alpha", "beta"])  # the lead of the hosted run, and a follower
+def test_beside_a_hosted_run_a_command_survives_a_kill_and_is_that_of_its_own_run(
+    cluster: BlockingCluster, run_config: Any, node: str
+) -> None:
+    with cluster.client() as client:
+        config = run_config(run__steps=FOREVER, nodes=on("alpha", "beta"))
+        client.send("start-run", {"config": config})
+        wait_for_step(client, 1)
+    agent = cluster[node]
+    with Loop(agent) as loop, agent.client() as client:
+        loop.hello()
+        sent = client.send("set-lr", {"value": 0.5}, run=RUN, wait="accepted")
+        assert loop.hear("order")["id"] == sent.id
+    agent.kill()
+    agent.start()
+    with Loop(agent) as loop, agent.client() as client:
+        loop.hello()
+        assert loop.hear("order")["id"] == sent.id
+        loop.steps(1, 1, {"id": sent.id, "state": "applied", "step": 1})
+        reply = client.send("set-lr", {"value": 0.5}, run=RUN, id=sent.id)
+        assert (reply.state, reply.step, reply.run) == ("applied", 1, RUN)
+        loop.send(type="end", state="finished")
+        loop.hear()
+        assert "has ended" in client.send("pause", {}, run=RUN).reason
 
 
 def test_a_run_whose_process_is_killed_fails_at_once(agent: BlockingAgent) -> None:

@@ -3,6 +3,7 @@ counts pairs instead of tokens."""
 
 import msgspec
 import pytest
+from tests.tui.support import guests
 from tests.tui.support.driving import body, dialog_text, running, until
 from tests.tui.support.guests import GuestSource, part_of, step_of, view_of
 from tests.tui.support.recorded import committed, rank_step, run_view, snapshot, source_of
@@ -39,6 +40,19 @@ async def test_every_screen_and_dialog_opens(size: tuple[int, int]) -> None:
         await pilot.press("p", "enter")
         await until(pilot, lambda: bool(source.commands))
     assert [verb for verb, *_ in source.commands] == ["pause"]
+
+
+async def test_a_verb_that_the_loop_offers_is_sent_and_depends_on_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guests, "OFFERS", (("set-lr", ""),))
+    source = GuestSource()
+    async with running(source, (120, 40)) as (pilot, app):
+        await pilot.press("l", "0", ".", "1")
+        await pilot.pause()
+        assert "refused if the plan changes" not in dialog_text(app)
+        await pilot.press("enter")
+        await until(pilot, lambda: bool(source.commands))
+    ((verb, args, options),) = source.commands
+    assert (verb, args["value"], options["if_plan"]) == ("set-lr", 0.1, None)
 
 
 def test_the_command_line_says_so_too() -> None:

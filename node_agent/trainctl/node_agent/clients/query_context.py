@@ -221,7 +221,8 @@ class QueryContext:
             if node is None or address is None:
                 return None
             return self._not_lead(command, f"only {node} can do this; its agent is at {address}", node, address)
-        if self.alerts.knows(command):
+        own = self._context.db.known_run(command.run) if command.run is not None else None
+        if self.alerts.knows(command) or (own is not None and own.kind != "hosted"):
             return None
         starts_run = args_type(command.verb) is StartRun
         if self.follower.followed is not None:

@@ -66,7 +66,7 @@ def form(verb: str, state: ViewState, rank: int | None = None, values: Mapping[s
         described.changes,
         described.keeps,
         run=run.run if run and about_run else None,
-        if_plan=run.plan_version if run and described.against_plan else None,
+        if_plan=run.plan_version if run and run.kind == "hosted" and described.against_plan else None,
         ask=described.ask,
         blocked=_blocked(described, state, fields),
     )
