@@ -6,9 +6,8 @@ import pytest
 from tests.protocol.support.run_files import good
 
 from trainctl.protocol.batch.device_table import AMPERE, GTX_16, HOPPER, PASCAL, TURING, preset_of, preset_of_device
-from trainctl.protocol.batch.settings_rules import DataSize, unusual_settings
+from trainctl.protocol.batch.settings_rules import DataSize, fit_warnings, unusual_settings
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.run_tables import RunFile
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.protocol.support.run_files import good
 
+from trainctl.protocol.batch.settings_rules import fit_warnings
 from trainctl.protocol.config import run_file
 from trainctl.protocol.config.adapted_layers import adapted_layers
 from trainctl.protocol.config.families import check_objective
-from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import ModelFacts
 from trainctl.protocol.config.run_tables import AdapterTable
 from trainctl.protocol.errors import InvalidInputError

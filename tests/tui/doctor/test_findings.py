@@ -13,7 +13,7 @@ from trainctl.protocol import messages as m
 from trainctl.protocol.config import run_file, run_tables
 from trainctl.protocol.config.variables import MEANINGS, VARIABLES
 from trainctl.tui.cli import doctor
-from trainctl.tui.doctor.check_files import of_disks, of_files
+from trainctl.tui.doctor.check_cluster import of_disks, of_files
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Hashed, Look, Measured, Trouble
 from trainctl.tui.doctor.probe import Round
 

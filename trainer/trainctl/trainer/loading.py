@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainctl.protocol.batch.data_statistics import without_end
+from trainctl.protocol.batch.settings_rules import fit_warnings
 from trainctl.protocol.config import families, run_file
-from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import read_facts
 from trainctl.protocol.config.run_tables import NodeTable, RunFile
 from trainctl.protocol.errors import TrainctlError

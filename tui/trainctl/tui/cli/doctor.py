@@ -14,8 +14,16 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError, TrainctlEr
 from trainctl.protocol.messages import Calibration, FactsRequest, SnapshotRequest
 from trainctl.tui.cli import agent_call, output
 from trainctl.tui.cli.options import ClusterFile, Connect, Json, Set, subcommands, where
-from trainctl.tui.doctor.check_cluster import of_alert_hooks, of_clock, of_interfaces, of_jaccl, of_reach, of_versions
-from trainctl.tui.doctor.check_files import of_disks, of_files
+from trainctl.tui.doctor.check_cluster import (
+    of_alert_hooks,
+    of_clock,
+    of_disks,
+    of_files,
+    of_interfaces,
+    of_jaccl,
+    of_reach,
+    of_versions,
+)
 from trainctl.tui.doctor.check_machine import of_compile, of_environment, of_machine
 from trainctl.tui.doctor.findings import ClusterFacts, Finding, Look
 

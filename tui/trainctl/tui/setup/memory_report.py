@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from trainctl.protocol.batch.memory_estimate import MemoryEstimate, MemoryModel, estimate_memory, estimated_line
+from trainctl.protocol.batch.settings_rules import fit_warnings
 from trainctl.protocol.config import run_file
-from trainctl.protocol.config.fit_warnings import fit_warnings
 from trainctl.protocol.config.model_facts import ModelFacts, read_facts
 from trainctl.protocol.config.names import node_name, state_root
 from trainctl.protocol.config.run_tables import NodeTable, RunFile, micro_of, micro_tokens_of
