@@ -35,6 +35,8 @@ SCALES = {
     "examples": Scale(25, 100, 100),
     "faults of each victim": Scale(1, 1, 5),
     "frames": Scale(2500, 2500, 1_000_000),
+    "guest orders": Scale(20, 20, 200),
+    "guest pause seconds": Scale(6, 6, 60),
     "healthy curves": Scale(1, 1, 200),
     "kills of a guest's agent": Scale(5, 5, 50),
     "lead agent kills": Scale(3, 3, 20),

@@ -5,6 +5,7 @@ Rank 0 has the link to the agent; the others have this alone.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -41,6 +42,10 @@ _STATM: Final = Path("/proc/self/statm")
 _MAX_REPORTED: Final = 5_000  # steps in one report
 
 
+_runs = itertools.count()
+"""Runs of this process with several ranks, which count alike: each has its keys."""
+
+
 class Group:
     """A rank's part in the agreement. The loop's thread calls `due_orders` at ticks, another thread asks the store."""
 
@@ -57,6 +62,7 @@ class Group:
         self._encoder = RowEncoder()
         self._is_over = False
         self._store: Store | None = None
+        self._prefix = f"{next(_runs)}/"
         self._exchange: Exchange | None = None
         self._lock = threading.Lock()  # around the member
         self._wake, self._progress = threading.Event(), threading.Event()
@@ -140,10 +146,11 @@ class Group:
         assert self._store is not None
         try:
             if isinstance(request, Put):
-                return self._store.put(request.key, request.value)
+                return self._store.put(self._prefix + request.key, request.value)
+            keys = [self._prefix + key for key in request.keys]
             if isinstance(request, Read):
-                return self._store.read(request.keys)
-            self._store.delete(request.keys)
+                return self._store.read(keys)
+            self._store.delete(keys)
         except Exception as error:  # noqa: BLE001  any store's errors end up here
             with self._lock:
                 self._member.ended = self._member.ended or f"rank {self._member.rank} lost the ranks' store: {error}"
