@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = ["Run", "attach", "register"]
-_ADAPTERS = {"hf": "transformers", "lightning": ""}
+_ADAPTERS = {"hf": "transformers", "lightning": "", "accelerate": "accelerate", "mlx_lm": "mlx_lm"}
 """Modules that are loaded when they are used, each with the library that knows our name once it is registered."""
 
 

@@ -5,6 +5,7 @@ import random
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any, Final
 
 from trainctl.guest.run import Run
@@ -18,12 +19,25 @@ def is_known(version: str, known: tuple[tuple[int, int], tuple[int, int]]) -> bo
     return numbers is not None and known[0] <= (int(numbers[1]), int(numbers[2])) <= known[1]
 
 
-def watch_only(run: Run, framework: str, version: str) -> None:
-    """Refuse all verbs but `note`, and say so once."""
-    why = f"this trainctl does not know {framework} {version}, so it only watches it"
+def watch_only(run: Run, why: str) -> None:
+    """Refuse all verbs but `note`, and say once why."""
     for verb in _STEERED:
         run.offer(verb, why=why)
     run.note(why)
+
+
+def unknown(framework: str, version: str) -> str:
+    """Return why a version that isn't known is only watched."""
+    return f"this trainctl does not know {framework} {version}, so it only watches it"
+
+
+def owner_above(frame: FrameType | None, kind: type) -> Any:
+    """Return the object of a class whose method is being called, from a frame on upwards: callbacks don't get it."""
+    while frame is not None:
+        if isinstance(owner := frame.f_locals.get("self"), kind):
+            return owner
+        frame = frame.f_back
+    return None
 
 
 def count(batch: Any) -> tuple[int | None, Any]:

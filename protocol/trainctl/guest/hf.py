@@ -11,13 +11,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, Final
 
 import transformers
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trainctl.guest.frameworks import count, is_known, undisturbed, watch_only
+from trainctl.guest.frameworks import count, is_known, owner_above, undisturbed, unknown, watch_only
 from trainctl.guest.learning_rate import LearningRate
 from trainctl.guest.run import Run, attach
 
@@ -52,7 +52,7 @@ class Callback(TrainerCallback):
     ) -> None:
         """Attach the run, and follow the Trainer."""
         self._leave()
-        trainer = _trainer_above(sys._getframe(1))
+        trainer = owner_above(sys._getframe(1), Trainer)
         if (
             trainer is None
             or next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, Callback))
@@ -67,7 +67,7 @@ class Callback(TrainerCallback):
         if is_known(transformers.__version__, KNOWN):
             self._offer(self._run)
         else:
-            watch_only(self._run, "transformers", transformers.__version__)
+            watch_only(self._run, unknown("transformers", transformers.__version__))
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -235,15 +235,6 @@ def register() -> None:
 def enter(module: ModuleType) -> None:
     """Give each Trainer a Callback. `module`: transformers.trainer."""
     module.DEFAULT_CALLBACKS.append(Callback)
-
-
-def _trainer_above(frame: FrameType | None) -> Any:
-    """Return the Trainer whose method is being called, which callbacks don't get."""
-    while frame is not None:
-        if isinstance(owner := frame.f_locals.get("self"), Trainer):
-            return owner
-        frame = frame.f_back
-    return None
 
 
 def _metrics(logs: Mapping[str, Any]) -> dict[str, float]:

@@ -39,7 +39,7 @@ class LearningRate:
             self._first = next((at for at, rate in enumerate(self._base) if rate > 0), 0)
             self._hooks = (inner.register_step_pre_hook(self._before), inner.register_step_post_hook(self._after))
 
-    def set(self, value: float, schedule: str) -> tuple[float, float]:
+    def set(self, value: float, schedule: str = "scale") -> tuple[float, float]:
         """Have the next steps use the rate `value`, and scale the rest of the schedule by the same factor or keep it
         constant; the other groups keep their proportion to the first. Return the rate before and after.
 

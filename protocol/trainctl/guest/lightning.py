@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from trainctl.guest.frameworks import count, is_known, undisturbed, watch_only
+from trainctl.guest.frameworks import count, is_known, undisturbed, unknown, watch_only
 from trainctl.guest.learning_rate import LearningRate
 from trainctl.guest.run import Run, attach
 from trainctl.guest.scalars import field_of
@@ -60,7 +60,7 @@ class Callback(_package().Callback):  # type: ignore[misc]
         if is_known(version, KNOWN):
             self._offer(run, trainer)
         else:
-            watch_only(run, "Lightning", version)
+            watch_only(run, unknown("Lightning", version))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Keep the loss of a batch."""

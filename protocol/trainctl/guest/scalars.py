@@ -28,7 +28,7 @@ def enter(module: ModuleType) -> None:
     def logged(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = log(self, *args, **kwargs)
         for tap in taps:
-            values = _scalar(*args, **kwargs) if method == "add_scalar" else _numbers(*args, **kwargs)
+            values = _scalar(*args, **kwargs) if method == "add_scalar" else numbers(*args, **kwargs)
             if values:
                 tap(values)
         return result
@@ -37,10 +37,11 @@ def enter(module: ModuleType) -> None:
 
 
 def _scalar(tag: Any = None, scalar_value: Any = None, *_: Any, **__: Any) -> dict[str, Any]:
-    return _numbers({tag: scalar_value})
+    return numbers({tag: scalar_value})
 
 
-def _numbers(data: Any = None, *_: Any, **__: Any) -> dict[str, Any]:
+def numbers(data: Any = None, *_: Any, **__: Any) -> dict[str, Any]:
+    """Return what is a number among the values that are logged."""
     if not isinstance(data, Mapping):
         return {}
     return {name: value for name, value in data.items() if isinstance(name, str) and _is_number(value)}

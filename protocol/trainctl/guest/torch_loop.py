@@ -34,7 +34,11 @@ def enter(module: ModuleType) -> None:
 class TorchLoop:
     """The loop of this process. It stands aside where the script or a more specific adapter has attached the run."""
 
-    def __init__(self) -> None:
+    def __init__(self, attached: run.Run | None = None) -> None:
+        """`attached`: the run that this loop's steps are of, where an adapter has attached it for that."""
+        self.steers = True
+        """False if the optimizer's rate isn't to be set."""
+        self._attached = attached
         self._run: run.Run | None = None
         self._pid = os.getpid()
         self._is_off = False
@@ -65,6 +69,11 @@ class TorchLoop:
         if not self._is_off and not _is_compiling():
             self._steps += self._is_main(optimizer)
 
+    def finish(self) -> None:
+        """Hand over the newest step: the loop is over."""
+        self._guarded(self._hand_over)
+        self._is_off = True
+
     def _close_step(self, optimizer: Any) -> bool:
         """Hand over the step before, if this optimizer is the loop's. Return True if a stop was ordered."""
         if self._run is None:
@@ -77,10 +86,10 @@ class TorchLoop:
         return False
 
     def _begin(self, optimizer: Any) -> None:
-        if os.getpid() != self._pid or run._current is not None:
+        if os.getpid() != self._pid or run._current is not self._attached:
             self._is_off = True
             return
-        self._run = run.attach(optimizer=optimizer)
+        self._run = run.attach(optimizer=optimizer if self.steers else None)
         self._main = weakref.ref(optimizer)
         atexit.register(self._guarded, self._hand_over)
         version = sys.modules["torch"].__version__
