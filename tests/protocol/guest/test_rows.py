@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from trainctl.guest import rows
 from trainctl.guest.rows import MAX_METRICS, Outbox, RowEncoder, settle, steps_line
-from trainctl.protocol.messages.guests import RunEvent, Steps
+from trainctl.protocol.messages.guests import RunEvent, StepsLine
 
 
 def raw(number: int, **metrics: Any) -> Any:
     return (number, 1.5, 0.25, metrics.pop("loss", 2.0), None, metrics.pop("tokens", None), None, metrics, None)
 
 
-def read(text: bytes) -> Steps:
-    return msgspec.json.decode(text, type=Steps, strict=False)
+def read(text: bytes) -> StepsLine:
+    return msgspec.json.decode(text, type=StepsLine, strict=False)
 
 
 def drained(outbox: Outbox) -> list[tuple[str, int, int]]:

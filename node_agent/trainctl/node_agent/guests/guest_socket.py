@@ -30,9 +30,9 @@ from trainctl.protocol.messages.guests import (
     FromGuest,
     Hello,
     Kept,
-    Refused,
+    RefusedLine,
     RunEvent,
-    Steps,
+    StepsLine,
     ToGuest,
 )
 from trainctl.protocol.messages.verbs import VERBS
@@ -189,9 +189,9 @@ class GuestSocket:
                 await writer.drain()
                 line = await reader.readline()
         except _GuestRefusedError as refused:
-            loop.say(Refused(str(refused), refused.final))
+            loop.say(RefusedLine(str(refused), refused.final))
         except ValueError:  # of `readline`
-            loop.say(Refused(f"a line is longer than {MAX_LINE_BYTES:,} bytes", True))
+            loop.say(RefusedLine(f"a line is longer than {MAX_LINE_BYTES:,} bytes", True))
         except (OSError, TimeoutError):
             pass
         finally:
@@ -233,7 +233,7 @@ class GuestSocket:
         if (guest := self._runs.find(request.run)) is None and not loop.has_ended:
             guest = self._runs.attach(request, self._verbs_of(request.run))  # it had been silent for long
         match line:
-            case Steps():
+            case StepsLine():
                 self._runs.take(RunSteps(rid="guest", run=request.run, steps=line.steps))
             case RunEvent():
                 self._runs.happened(request.run, loop.process, line)
@@ -243,7 +243,7 @@ class GuestSocket:
                 pass
         if guest is not None:
             await guest.recorder.settled()
-            if isinstance(line, Steps) and line.outcomes:
+            if isinstance(line, StepsLine) and line.outcomes:
                 await self._runs.hear(request.run, line.outcomes)
             loop.kept = Kept(guest.kept_step, guest.newest_event(loop.process))
         loop.say(loop.kept)

@@ -59,7 +59,7 @@ class Hello(GuestLine, frozen=True):
         return msgspec.convert({**self.attach, "rid": "guest"}, AttachRun, strict=False)
 
 
-class Steps(GuestLine, frozen=True):
+class StepsLine(GuestLine, frozen=True, tag="steps"):
     """Steps in order, and how orders ended. Without both it shows that the loop's process lives: one each 5 s."""
 
     steps: Annotated[tuple[GuestStep, ...], Meta(max_length=MAX_STEPS)] = ()
@@ -98,12 +98,12 @@ class Order(GuestLine, frozen=True):
     expires_at: float | None = None  # time in Unix seconds from which on it isn't to be begun
 
 
-class Refused(GuestLine, frozen=True):
+class RefusedLine(GuestLine, frozen=True, tag="refused"):
     """A line that isn't accepted; the connection then ends."""
 
     reason: str
     final: bool = False  # whether the same would be refused again
 
 
-FromGuest = Hello | Steps | RunEvent | End
-ToGuest = Kept | Order | Refused
+FromGuest = Hello | StepsLine | RunEvent | End
+ToGuest = Kept | Order | RefusedLine
