@@ -8,7 +8,7 @@ import pytest
 from tests.waiting import until
 
 from trainctl.protocol.errors import InvalidInputError
-from trainctl.tui.exec.metric_files import MetricFile, Step
+from trainctl.tui.exec.metric_files import FileStep, MetricFile
 
 
 def of(path: Path) -> MetricFile:
@@ -28,7 +28,7 @@ def test_json_lines_are_steps_once_the_next_one_begins(tmp_path: Path) -> None:
     assert file.read() == []
     add(path, 'loss": 3}\nnot JSON\n[1]\n{"step": 1, "train/loss": "nan", "gpu": {"0": 7}}\n')
     values = {"acc": 0.5, "eval_loss": 3.0}
-    assert file.read() == [Step(1, 1000.0, 0.0, loss=2.5, learning_rate=0.1, values=values)]
+    assert file.read() == [FileStep(1, 1000.0, 0.0, loss=2.5, learning_rate=0.1, values=values)]
     (last,) = file.read(to_the_end=True)
     assert last.number == 2
     assert last.loss != last.loss
@@ -81,7 +81,7 @@ def test_event_files_are_followed_while_they_grow(tmp_path: Path, library: str) 
         writer.add_scalar("train/loss", 3 - number, number)
         writer.add_scalar("train/accuracy", number / 4, number)
         writer.add_text("note", "no number", number)
-    steps: list[Step] = []
+    steps: list[FileStep] = []
     until(lambda: writer.flush() or steps.extend(file.read()) or len(steps) == 2, 60, "two whole steps")
     assert [(step.number, step.loss, step.values) for step in steps] == [
         (1, 3.0, {"train/accuracy": 0.0}),

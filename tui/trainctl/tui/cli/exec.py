@@ -15,7 +15,7 @@ from trainctl.tui.cli import output
 from trainctl.tui.cli.options import Connect, subcommands
 
 if TYPE_CHECKING:
-    from trainctl.tui.exec.exec_run import Place
+    from trainctl.tui.exec.exec_run import RunPlace
 
 app = subcommands()
 _CANNOT_EXECUTE = 126
@@ -82,7 +82,7 @@ def exec(  # noqa: A001
     return exec_run.run(place, words, {**os.environ, **variables}, followed, ready)
 
 
-def _detach(place: "Place", options: list[str]) -> int:
+def _detach(place: "RunPlace", options: list[str]) -> int:
     """Run the same under a shim, and return once its run exists."""
     from trainctl.tui.exec.exec_run import READY
 

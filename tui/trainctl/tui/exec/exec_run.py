@@ -37,7 +37,7 @@ _FIRST_ANSWER_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Place:
+class RunPlace:
     """A run's id and name, and where this machine records it. `socket`: of its agent; empty: none runs."""
 
     run: str
@@ -58,7 +58,7 @@ class Place:
         return found
 
 
-def place_of(command: Sequence[str], name: str | None, run: str | None, connect: str | None) -> Place:
+def place_of(command: Sequence[str], name: str | None, run: str | None, connect: str | None) -> RunPlace:
     """Choose the place of a new run, or of `run`: at the agent with the address `connect`, else at the first here."""
     agents = [agent for cluster in local_agents.running() for agent in cluster if agent.socket]
     agents.sort(key=lambda agent: agent.address != connect)
@@ -71,7 +71,7 @@ def place_of(command: Sequence[str], name: str | None, run: str | None, connect:
     else:
         state, node, socket = state_root(), node_name(), ""
     directory = received_names.id_folder(runs_directory(node_directory(node, state)), run)
-    return Place(run, shown, socket, state, RunPaths(directory))
+    return RunPlace(run, shown, socket, state, RunPaths(directory))
 
 
 def _name_of(command: Sequence[str]) -> str:
@@ -129,7 +129,7 @@ class ExecRun:
     """The run's own connection to the agent: it exists as long as the command runs, whatever is inside."""
 
     def __init__(
-        self, place: Place, log: OutputLog, metrics: MetricFile | None, send: Callable[[signal.Signals], None]
+        self, place: RunPlace, log: OutputLog, metrics: MetricFile | None, send: Callable[[signal.Signals], None]
     ) -> None:
         """`send`: gives the command a signal."""
         self._place, self._log, self._metrics, self._send = place, log, metrics, send
@@ -209,7 +209,11 @@ class ExecRun:
 
 
 def run(
-    place: Place, command: Sequence[str], environment: Mapping[str, str], metrics: MetricFile | None, ready: int | None
+    place: RunPlace,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    metrics: MetricFile | None,
+    ready: int | None,
 ) -> int:
     """Run a command as a run, and return its exit status. `ready`: a descriptor on which is said that the run exists;
     the command's output is its log already then. Raises OSError if the command can't be started."""

@@ -28,7 +28,7 @@ _PIECE_BYTES = 1 << 20
 
 
 @dataclass
-class Step:
+class FileStep:
     """A step as a file has it. `at`: Unix seconds."""
 
     number: int
@@ -39,16 +39,16 @@ class Step:
     values: dict[str, float] = field(default_factory=dict)
 
 
-class Steps:
+class FileSteps:
     """Joins a file's rows to steps that count up from 1. Pure."""
 
     def __init__(self) -> None:
         self.older = 0
         """Rows that were left out because their step had passed."""
-        self._newest: Step | None = None
+        self._newest: FileStep | None = None
         self._shift: int | None = None
 
-    def add(self, values: Mapping[str, Any], step: int | None, at: float) -> Step | None:
+    def add(self, values: Mapping[str, Any], step: int | None, at: float) -> FileStep | None:
         """Take a row. Returns the step before if it is complete now. `step`: the file's own number, if it has one."""
         before = self._newest
         if step is not None and self._shift is None:
@@ -59,17 +59,17 @@ class Steps:
             return None
         if before is None or number > before.number:
             seconds = max(0.0, at - before.at) / (number - before.number) if before else 0.0
-            self._newest = Step(number, at, seconds)
-        _fill(self._newest or Step(number, at), values)
+            self._newest = FileStep(number, at, seconds)
+        _fill(self._newest or FileStep(number, at), values)
         return before if before is not self._newest else None
 
-    def last(self) -> Step | None:
+    def last(self) -> FileStep | None:
         """Return the newest step, which no row follows."""
         newest, self._newest = self._newest, None
         return newest
 
 
-def _fill(step: Step, values: Mapping[str, Any]) -> None:
+def _fill(step: FileStep, values: Mapping[str, Any]) -> None:
     for name, given in values.items():
         if isinstance(given, Mapping):
             _fill(step, {f"{name}/{inner}": value for inner, value in given.items()})
@@ -110,7 +110,7 @@ class MetricFile:
         self._path, self._clock = path, clock
         self._offsets: dict[Path, int] = {}
         self._heading: list[str] = []
-        self._steps = Steps()
+        self._steps = FileSteps()
         self._event: Any = None
         if self._is_of_events(path) or path.is_dir():
             self._event = _event_type()
@@ -120,7 +120,7 @@ class MetricFile:
         """Return how many rows were left out because their step had passed."""
         return self._steps.older
 
-    def read(self, *, to_the_end: bool = False) -> list[Step]:
+    def read(self, *, to_the_end: bool = False) -> list[FileStep]:
         """Return the steps that have been completed since. `to_the_end`: the newest one too: no more will come. Raises
         OSError."""
         found = [step for row in self._rows() if (step := self._steps.add(*row)) is not None]
