@@ -44,7 +44,7 @@ _SPOOL_SECONDS = 0.3  # at the end: kept for that
 _CONVERSION_SECONDS = 30.0  # at the end: most seconds for a value that a device is computing
 _RETRY_SECONDS = 1.0
 _BUSY_SECONDS = 5.0  # after an agent has refused the run for now
-_ITEMS_AT_ONCE = 32  # converted before the loop's thread gets its turn
+_ITEMS_AT_ONCE = 64  # converted before the loop's thread gets its turn
 
 
 class Link:
@@ -79,6 +79,8 @@ class Link:
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="trainctl-guest", daemon=True)
         self._thread.start()
 
@@ -165,11 +167,9 @@ class Link:
         """Wait for an answer, an order, the end or the next tick."""
         until = time.monotonic() + (TICK_SECONDS if self._end is None else 0.02)
         while (left := until - time.monotonic()) > 0:
-            poll = select.poll()
-            poll.register(self._woken, select.POLLIN)
-            if self._socket is not None:
-                poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-            ready = dict(poll.poll(1000 * left))
+            if self._socket is not None and self._unsent:
+                self._poll.modify(self._socket, select.POLLIN | select.POLLOUT)
+            ready = dict(self._poll.poll(1000 * left))
             if self._woken.fileno() in ready:
                 self._woken.recv(64)
                 return
@@ -181,6 +181,7 @@ class Link:
                 if self._in_flight is None and (self._end is not None or not self._outbox.is_sent):
                     return
             elif event:
+                self._poll.modify(self._socket, select.POLLIN)
                 self._flush()
 
     # Connection.
@@ -196,6 +197,7 @@ class Link:
                 connection.close()
                 continue
             self._socket, self._connected_monotonic, self._tried = connection, now, tried
+            self._poll.register(connection, select.POLLIN)
             self._spool.close()
             self._outbox.send_again()
             self._received, self._unsent = b"", b""
@@ -205,6 +207,7 @@ class Link:
 
     def _disconnect(self) -> None:
         if self._socket is not None:
+            self._poll.unregister(self._socket)
             self._socket.close()
             self._socket = None
         self._in_flight = None

@@ -5,7 +5,6 @@ Pure: no socket, file or clock.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from itertools import islice
@@ -164,7 +163,16 @@ class RowEncoder:
             self.complaints.append(text)
 
 
-_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+_encoder: Callable[[Any], str] | None = None
+
+
+def _encode(value: Any) -> str:
+    global _encoder
+    if _encoder is None:
+        import json  # here, for it takes longer to load than the rest of this package, and only the thread needs it
+
+        _encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+    return _encoder(value)
 
 
 def _quoted(number: float) -> float | str:
