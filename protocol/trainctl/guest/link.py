@@ -79,10 +79,15 @@ class Link:
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
+        self._said: set[str] = set()
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="trainctl-guest", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._is_refused, self.items = True, deque(maxlen=0)
+            self._say(f"it isn't recorded: {error}")
 
     @property
     def is_answered(self) -> bool:
@@ -99,7 +104,8 @@ class Link:
         self._deadline = time.monotonic() + FLUSH_SECONDS
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
-        self._thread.join(FLUSH_SECONDS)
+        if self._thread.ident is not None:
+            self._thread.join(FLUSH_SECONDS)
         if self._is_converting:  # a thread that is in a library when the interpreter ends may abort the process
             self._thread.join(_CONVERSION_SECONDS)
 
@@ -118,6 +124,9 @@ class Link:
             self._tick()
         self._disconnect()
         self._spool.close()
+        while self._end is None:  # refused: the loop goes on, and its tensors are not kept
+            self.items.clear()
+            time.sleep(TICK_SECONDS)
         self._waker.close()
         self._woken.close()
 
@@ -131,7 +140,10 @@ class Link:
             self._disconnect()
             self._connect_due = time.monotonic() + _BUSY_SECONDS
             self._say(f"{type(error).__name__}: {error}")
-            self._is_over = self._end is not None
+            if self._end is not None:
+                self._is_over = True
+                with contextlib.suppress(Exception):
+                    self._spool_rest()
             time.sleep(TICK_SECONDS)
 
     def _convert(self) -> None:
@@ -348,5 +360,7 @@ class Link:
         self._is_over = True
 
     def _say(self, text: str) -> None:
-        with contextlib.suppress(Exception):
-            sys.stderr.write(f"trainctl: {self._attach['run']}: {text}\n")
+        if text not in self._said:
+            self._said.add(text)
+            with contextlib.suppress(Exception):
+                sys.stderr.write(f"trainctl: {self._attach['run']}: {text}\n")

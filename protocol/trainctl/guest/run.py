@@ -175,8 +175,11 @@ class Run:
         if optimizer is not None and (self._rate is None or self._rate.optimizer is not optimizer):
             if self._rate is not None:
                 self._rate.remove()
-            self._rate = LearningRate(optimizer)
-            self._offers.offer("set-lr", None if self._rate.refusal else self._rate.set, self._rate.refusal)
+            try:
+                self._rate = LearningRate(optimizer)
+                self._offers.offer("set-lr", None if self._rate.refusal else self._rate.set, self._rate.refusal)
+            except Exception as error:  # noqa: BLE001  any library's optimizer ends up here
+                self._offers.offer("set-lr", None, f"its optimizer can't be followed: {type(error).__name__}: {error}")
         for verb, function in (("checkpoint", checkpoint), ("evaluate", evaluate)):
             if function is not None:
                 self._offers.offer(verb, function, "")
@@ -314,7 +317,7 @@ def attach(
         rank, ranks = (agree.rank, agree.ranks) if agree is not None else rank_and_ranks()
         shown = str(name or os.environ.get("TRAINCTL_GUEST_NAME") or _script_name())[:64]
         ordered = os.environ.get("TRAINCTL_GUEST_RUN")
-        id, now = run or ordered, time.time()
+        id, now = str(run or ordered or ""), time.time()
         stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{os.urandom(2).hex()}"
         described: dict[str, Any] = {
             "run": _as_id(id) if id else f"{_as_id(shown)[: 63 - len(stamp)]}-{stamp}",
@@ -322,10 +325,10 @@ def attach(
             "started_at": now,
             "ranks": [{"rank": 0, "backend": _backend(), "pid": os.getpid()}, *({"rank": n} for n in range(1, ranks))],
             "kind": "exec" if ordered and id == ordered else "guest",
-            "steps": steps,
-            "loss_unit": loss_unit[:32],
+            "steps": max(0, int(steps)) if hasattr(steps, "__index__") else None,
+            "loss_unit": str(loss_unit)[:32],
         }
-        _current = Run(described, continues=id is not None, rank=rank, agree=agree)
+        _current = Run(described, continues=bool(id), rank=rank, agree=agree)
         if not _pid:
             atexit.register(_close_at_exit)
             os.register_at_fork(after_in_child=_forget_in_child)

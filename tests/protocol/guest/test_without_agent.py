@@ -228,3 +228,22 @@ def test_no_value_stops_the_loop(server: LineServer) -> None:
         last = loop._last
     assert server.step == last and server.rows[last]["loss"] == 2.0
     assert any("not recorded" in one["text"] for one in server.of("event"))
+
+
+def test_a_run_that_is_refused_keeps_no_values(server: LineServer, capfd: pytest.CaptureFixture[str]) -> None:
+    server.start()
+    with guest.attach("refused", optimizer=object()) as loop:
+        until(lambda: loop.step() is None or server.rows)
+        server._send(server._connections[-1], type="refused", reason="no such version", final=True)
+        until(lambda: loop.step() is None or "no such version" in capfd.readouterr().err)
+        for _ in range(100):
+            loop.step(loss=1.0)
+        until(lambda: not loop._link.items)
+
+
+def test_no_argument_stops_the_loop(server: LineServer) -> None:
+    server.start()
+    hostile: dict[str, Any] = {"run": 7, "steps": "many", "loss_unit": None, "optimizer": [], "checkpoint": None}
+    with guest.attach(object(), **hostile) as loop:  # type: ignore[arg-type]
+        loop.step(loss=1.0)
+    assert loop.id == "7" and server.of("hello")[0]["attach"]["steps"] is None and [*server.rows] == [1]
