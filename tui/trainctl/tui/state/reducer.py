@@ -83,7 +83,7 @@ def take_all(state: ViewState, arrived: Iterable[Arrived]) -> ViewState:
         state = take(state, node, message, now)
     mappings = {name: getattr(state, name) for name in _MAPPINGS}
     return structs.replace(
-        state, **{name: _frozen(value) for name, value in mappings.items() if isinstance(value, _Draft)}
+        state, **{name: MappingProxyType(value) for name, value in mappings.items() if isinstance(value, _Draft)}
     )
 
 
@@ -96,7 +96,7 @@ def _set(mapping: Mapping[K, V], changes: Mapping[K, V]) -> Mapping[K, V]:
     if isinstance(mapping, _Draft):
         mapping.update(changes)
         return mapping
-    return _frozen({**mapping, **changes})
+    return MappingProxyType({**mapping, **changes})
 
 
 def apply_other(state: ViewState, node: str, message: Incoming, now: float) -> ViewState:
@@ -136,7 +136,7 @@ def apply_history(state: ViewState, run: str, history: History) -> ViewState:
         had = recent.get(key)
         if had is None or made.bucket_steps < had.bucket_steps:
             recent[key] = _with_newer(made, had)
-    return structs.replace(state, recent=_frozen(recent), revision=state.revision + 1)
+    return structs.replace(state, recent=MappingProxyType(recent), revision=state.revision + 1)
 
 
 def _with_newer(window: series.Window, had: series.Window | None) -> series.Window:
@@ -163,11 +163,11 @@ def _open(state: ViewState, snapshot: Snapshot, now: float) -> ViewState:
     host, main = snapshot.node.host, snapshot.node.node
     hosts = {node: seen for node, seen in state.hosts.items() if node in state.agents}
     own = state.agents.get(main)  # it was another's until now
-    steps = _frozen({step.rank: (step,) for step in snapshot.rank_steps})
+    steps = MappingProxyType({step.rank: (step,) for step in snapshot.rank_steps})
     return structs.replace(
         state,
         connection=own.connection if own is not None else state.connection,
-        agents=_frozen({node: line for node, line in state.agents.items() if node != main}),
+        agents=MappingProxyType({node: line for node, line in state.agents.items() if node != main}),
         heard_at=now,
         boot=snapshot.boot,
         seq=snapshot.seq,
@@ -175,18 +175,18 @@ def _open(state: ViewState, snapshot: Snapshot, now: float) -> ViewState:
         run=snapshot.run,
         last_step=Seen(last, committed) if last else None,
         steps=(last,) if last else (),
-        ranks=_frozen({step.rank: Seen(step, committed) for step in snapshot.rank_steps}),
+        ranks=MappingProxyType({step.rank: Seen(step, committed) for step in snapshot.rank_steps}),
         parts=steps,
         laps=steps,
         peers=snapshot.peers,
         plan_step=changed_step(snapshot.events, snapshot.run.run if snapshot.run else ""),
-        hosts=_frozen({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
+        hosts=MappingProxyType({**hosts, host.node: Seen(host, seen_at(host.read_at))} if host else hosts),
         heartbeat=None,
         events=snapshot.events[-MAX_EVENTS:],
         samples=(),
-        alerts=_frozen(_alerts_after(state, snapshot)),
-        windows=_frozen(windows),
-        recent=_frozen(
+        alerts=MappingProxyType(_alerts_after(state, snapshot)),
+        windows=MappingProxyType(windows),
+        recent=MappingProxyType(
             {key: _keep_recent(series.tail(own, newest - RECENT_STEPS + 1)) for key, own in windows.items()}
         ),
         revision=state.revision + 1,
@@ -232,13 +232,13 @@ def _run_changed(state: ViewState, view: RunView) -> ViewState:
             run=view,
             last_step=None,
             steps=(),
-            ranks=_frozen({}),
-            parts=_frozen({}),
-            laps=_frozen({}),
+            ranks=MappingProxyType({}),
+            parts=MappingProxyType({}),
+            laps=MappingProxyType({}),
             plan_step=0,
             samples=(),
-            windows=_frozen({}),
-            recent=_frozen({}),
+            windows=MappingProxyType({}),
+            recent=MappingProxyType({}),
             revision=state.revision + 1,
         )
     if view.run != state.run.run:
@@ -334,7 +334,3 @@ def _keep_recent(window: series.Window) -> series.Window:
     if window.capacity != 2 * RECENT_STEPS:
         window = replace(window, capacity=2 * RECENT_STEPS)
     return series.tail(window, window.newest_step - RECENT_STEPS + 1) if len(window) >= 2 * RECENT_STEPS else window
-
-
-def _frozen(mapping: dict[K, V]) -> Mapping[K, V]:
-    return MappingProxyType(mapping)
