@@ -325,7 +325,7 @@ def attach(
             "started_at": now,
             "ranks": [{"rank": 0, "backend": _backend(), "pid": os.getpid()}, *({"rank": n} for n in range(1, ranks))],
             "kind": "exec" if ordered and id == ordered else "guest",
-            "steps": max(0, int(steps)) if hasattr(steps, "__index__") else None,
+            "steps": max(0, int(steps)) if steps is not None and hasattr(steps, "__index__") else None,
             "loss_unit": str(loss_unit)[:32],
         }
         _current = Run(described, continues=bool(id), rank=rank, agree=agree)
