@@ -2,7 +2,7 @@
 
 That is docs/protocol.md, docs/protocol-agents.md and docs/protocol.schema.json from the message types, the schemas of
 the TOML files from the types of their tables, the tables of docs/keys.md from the key bindings, that of
-docs/from-other-trainers.md from the names that errors explain, those of docs/diagnosis.md from the rules of the
+docs/from-other-trainers.md from the names that errors explain, that of docs/diagnosis.md from the rules of the
 diagnosis, docs/python-api.md from the clients, and the pictures from those that the tests of the screens compare.
 """
 
@@ -20,7 +20,6 @@ from tools import file_schemas
 from tools.pictures import as_svg
 from tools.protocol_docs import docs, generated, schema
 from trainctl.protocol import errors
-from trainctl.protocol.analysis.diagnosis.diagnose import fields
 from trainctl.protocol.analysis.diagnosis.rules.table import RULES
 from trainctl.protocol.client import BlockingClient, Client, attach_cluster
 from trainctl.protocol.config.validation_errors import NAMES_ELSEWHERE
@@ -63,20 +62,12 @@ def keys_page() -> str:
 
 
 def diagnosis_page() -> str:
-    """Return docs/diagnosis.md: its rules, and each remedy once with the causes that it is for."""
+    """Return docs/diagnosis.md with the table of its rules."""
     table = ["|cause|what is wrong|what shows it|explains|", "|---|---|---|---|"]
-    causes: dict[tuple[str, str], list[str]] = {}
     for rule in RULES:
         follows = ", ".join(f"`{cause}`" for cause in rule.explains)
         table.append(f"|`{rule.cause}`|{rule.title}|{rule.sign}|{follows}|")
-        for rung in rule.ladder:
-            shown = {name: name.upper().replace("_", "-") for name in fields(rung)}
-            remedy = rung.text.format_map(shown), rung.command.format_map(shown)
-            causes.setdefault(remedy, []).append(f"`{rule.cause}`")
-    remedies = ["|remedy|command|causes|", "|---|---|---|"]
-    for (text, command), names in causes.items():
-        remedies.append(f"|{text}|{f'`{command}`' if command else ''}|{', '.join(names)}|")
-    return generated.filled(Path("docs/diagnosis.md"), {"rules": "\n".join(table), "remedies": "\n".join(remedies)})
+    return generated.filled(Path("docs/diagnosis.md"), {"rules": "\n".join(table)})
 
 
 def names_page() -> str:
