@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?=
 NODEJS := examples/nodejs/node_modules/.trainctl-lock.json
 
-.PHONY: demo watch-demo test test-all newest-textual soak hardware check format bench lowest debian bare clean
+.PHONY: demo watch-demo test test-all newest-textual guests soak hardware check format bench lowest debian bare clean
 
 demo: $(VENV)/.ready
 	@$(BIN)/trainctl demo $(DEMO_ARGS)
@@ -36,6 +36,10 @@ newest-textual: $(VENV)/.ready-dev
 	  echo "make: the tested Textual is the newest" >&2; \
 	else PYTHONPATH=$(NEWEST) $(BIN)/python -m pytest -n $(or $(WORKERS),auto) tests/tui/screens tests/tui/dialogs \
 	  -k 'not test_help'; fi  # whose picture has a line more
+
+# Adapters of training loops with the two newest minor versions of each framework on the index; `make test` has the tested ones.
+guests: $(VENV)/.ready-dev
+	$(BIN)/python -m tools.guest_versions
 
 # What takes hours: kills, floods, families of models, comparisons with other libraries, images, resumes and walks, one
 # after another, with what they measure. PYTEST_ARGS takes paths of some.

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx_lm
-import numpy
 from mlx.utils import tree_flatten
 from mlx_lm.tuner import callbacks, trainer
 
@@ -122,7 +122,8 @@ class _Loop(callbacks.TrainingCallback):
     def evaluate(self, model: Any, dataset: Any, loss: Callable[..., Any]) -> tuple[None, str]:
         """Measure the held-out loss, and leave random numbers and modes as they were."""
         state: Any = mx.random.state
-        (high, low), shuffles = state[0].tolist(), numpy.random.get_state()
+        shuffler = sys.modules["numpy"].random
+        (high, low), shuffles = state[0].tolist(), shuffler.get_state()
         try:
             value = trainer.evaluate(
                 model,
@@ -136,7 +137,7 @@ class _Loop(callbacks.TrainingCallback):
         finally:
             model.train()
             mx.random.seed((high << 32) | low)  # a key is made of its seed's halves
-            numpy.random.set_state(shuffles)
+            shuffler.set_state(shuffles)
         self._run.step(self.step, eval_loss=value)
         return None, f"eval_loss {value:.6g}"
 
