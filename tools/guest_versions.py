@@ -1,4 +1,4 @@
-"""`python -m tools.guest_versions`: tests each adapter of `trainctl.guest` with its framework's two newest minor versions.
+"""`python -m tools.guest_versions`: test adapters of `trainctl.guest` with the two newest minor versions of frameworks.
 
 They are taken from the package index into build/guests, beside the environment, without what they need in turn.
 """
