@@ -194,6 +194,18 @@ def test_loaders_with_workers_leave_one_loop(agent: AgentProcess, tmp_path: Path
         assert sum("attached" in event.text for event in events_of(client, ended(agent).run)) <= 1
 
 
+def test_loops_of_one_command_are_runs_of_their_own_while_they_overlap(agent: AgentProcess, tmp_path: Path) -> None:
+    python, path = script(tmp_path, LOOP)
+    loops = f"{python} {path} 60 0.1 & {python} {path} 60 0.1 & wait; {python} {path} 5 0"
+    assert watched(agent, tmp_path, "sh", "-c", loops).returncode == 0
+    with agent.client() as client:
+        runs = client.ask(RunsRequest).runs
+    assert sorted((run.kind, run.step, run.state) for run in runs) == [
+        ("exec", 65, "finished"),
+        ("guest", 60, "finished"),
+    ]
+
+
 def test_a_compiled_step_runs_as_without(agent: AgentProcess, tmp_path: Path) -> None:
     text = """
     import torch

@@ -292,6 +292,7 @@ class Run:
 
 _current: Run | None = None
 _pid = 0
+_claimed = ("", 0)  # a command's run, and the process that makes its steps
 
 
 def attach(
@@ -317,6 +318,8 @@ def attach(
         rank, ranks = (agree.rank, agree.ranks) if agree is not None else rank_and_ranks()
         shown = str(name or os.environ.get("TRAINCTL_GUEST_NAME") or _script_name())[:64]
         ordered = os.environ.get("TRAINCTL_GUEST_RUN")
+        if ordered and rank == 0 and not _claim(ordered):
+            ordered = None  # another process of the command trains it: this one has a run of its own
         id, now = str(run or ordered or ""), time.time()
         stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{os.urandom(2).hex()}"
         described: dict[str, Any] = {
@@ -335,6 +338,28 @@ def attach(
         _pid = os.getpid()
     _current._attach(optimizer, checkpoint, evaluate)
     return _current
+
+
+def _claim(run: str) -> bool:
+    """Have this process make the steps of a command's run until it ends; return whether no other one does so."""
+    global _claimed
+    state, claim = os.environ.get("TRAINCTL_GUEST_STATE"), (run, os.getpid())
+    if not state or _claimed == claim:
+        return True
+    import fcntl
+
+    try:
+        os.makedirs(os.path.join(state, "spool"), mode=0o700, exist_ok=True)
+        file = os.open(os.path.join(state, "spool", f"{run}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return False
+    _claimed = claim
+    return True
 
 
 def _script_name() -> str:

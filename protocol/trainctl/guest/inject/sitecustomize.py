@@ -40,8 +40,7 @@ class Watch:
         spec = next((each for each in others if each is not None), None)
         if name == "trainctl":
             return spec or ModuleSpec(name, None, is_package=True)  # an environment that has nothing of ours
-        adapter = os.path.join(os.path.dirname(_HERE), f"{ADAPTERS[name]}.py")  # noqa: PTH118, PTH120
-        if spec is not None and hasattr(spec.loader, "exec_module") and os.path.exists(adapter):  # noqa: PTH110
+        if spec is not None and hasattr(spec.loader, "exec_module"):
             _enter_after(spec.loader, ADAPTERS[name])
         return spec
 

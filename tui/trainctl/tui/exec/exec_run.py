@@ -168,6 +168,7 @@ class ExecRun:
             self._event(f"{text}:\n{lines}" if lines else text, "error" if state == "failed" else "info")
         self._link.close(state, f"exit status {status}" if status else "")
         self._log.close()
+        (self._place.state / "spool" / f"{self._place.run}.lock").unlink(missing_ok=True)
 
     def _event(self, text: str, severity: Literal["info", "warning", "error"] = "info") -> None:
         self._link.items.append({"severity": severity, "text": text, "step": None})
