@@ -3,7 +3,7 @@
 import argparse
 import random
 
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 from trainctl import guest
 
@@ -12,6 +12,7 @@ parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--output", default="with_hf")
 options = parser.parse_args()
 
+set_seed(1)
 chance = random.Random(1)
 texts = [[chance.randrange(64) for _ in range(16)] for _ in range(256)]
 rows = [{"input_ids": ids, "labels": ids} for ids in texts]

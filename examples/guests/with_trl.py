@@ -5,7 +5,7 @@ import random
 
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, set_seed
 from trl import SFTConfig, SFTTrainer
 
 from trainctl import guest
@@ -20,6 +20,7 @@ words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(61))]
 vocabulary = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
 vocabulary.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=vocabulary, pad_token="<pad>", eos_token="<eos>")
+set_seed(1)
 chance = random.Random(1)
 texts = [" ".join(chance.choices(words[3:], k=12)) for _ in range(256)]
 trainer = SFTTrainer(
