@@ -36,7 +36,8 @@ HOLD_SECONDS: Final = 10.0
 """Most seconds for which a step waits for the other ranks' parts."""
 MAX_PARTS: Final = 64
 """Most ranks of a run that the agent records."""
-_POLL_SECONDS: Final = (0.005, 0.1)  # after progress, and at most
+_POLL_SECONDS: Final = (0.025, 0.2)  # after progress, and at most
+_URGENT_SECONDS: Final = 0.005  # while the loop waits for a decision
 _WAIT_SECONDS: Final = 0.02
 _STATM: Final = Path("/proc/self/statm")
 _MAX_REPORTED: Final = 5_000  # steps in one report
@@ -60,7 +61,7 @@ class Group:
         """Outcomes of orders on this rank."""
         self._member, self._agree, self._offers = member, agree, offers
         self._encoder = RowEncoder()
-        self._is_over = False
+        self._is_over = self._is_waiting = False
         self._store: Store | None = None
         self._prefix = f"{next(_runs)}/"
         self._exchange: Exchange | None = None
@@ -81,8 +82,9 @@ class Group:
                 decision, ended = member.arrive(), member.ended
             self._wake.set()
             if decision is None and ended:
-                self.next_tick = math.inf
+                self.next_tick, self._is_waiting = math.inf, False
                 return
+            self._is_waiting = decision is None
             if decision is None:
                 self._progress.wait(_WAIT_SECONDS)
                 with self._lock:
@@ -126,7 +128,7 @@ class Group:
             if self._is_over or (self._member.closing and self._exchange is None):
                 return
             answer = None
-            if self._wake.wait(delay):
+            if self._wake.wait(_URGENT_SECONDS if self._is_waiting else delay):
                 self._wake.clear()
                 delay = _POLL_SECONDS[0]
             else:
@@ -198,7 +200,7 @@ class Follower(Group):
         while self.items:
             item = self.items.popleft()
             if isinstance(item, tuple):
-                fields = self._fields(item)
+                fields = self._fields((*item[:4], None, None, None, {}, None))
                 self._rows.append((item[0], fields["step_seconds"], fields.get("loss")))
         del self._rows[:-_MAX_REPORTED]
 
@@ -324,23 +326,24 @@ class Lead(Group):
         """Hand steps to the link in their order, each once the other ranks' parts are there."""
         heard, now = min(self._heard.values()), time.monotonic()
         is_alone = self._is_over or bool(self._leader.ended)
+        memory = _memory_bytes() if self._held else None
         while self._held:
             at, item = self._held[0]
             if isinstance(item, tuple):
                 if item[0] > heard and not is_alone and now - at < HOLD_SECONDS:
                     return
-                item = self._joined(*item)
+                item = self._joined(item[0], item[1], memory)
             elif isinstance(item, int):
                 self._handed_on = item
                 self._parts.clear()
             self._held.popleft()
             self._link.items.append(item)
 
-    def _joined(self, number: int, fields: dict[str, Any]) -> Encoded:
+    def _joined(self, number: int, fields: dict[str, Any], memory: int | None) -> Encoded:
         """Return a step with the parts of all ranks; its loss is their mean."""
         self._handed_on = number
         (own,) = fields["parts"]
-        own.update(_part(0, own["step_seconds"], fields.get("loss"), _memory_bytes()))
+        own.update(_part(0, own["step_seconds"], fields.get("loss"), memory))
         parts = [own, *sorted(self._parts.pop(number, ()), key=lambda part: int(part["rank"]))]
         losses = [part["values"]["own_loss"] for part in parts if "own_loss" in part["values"]]
         if losses:
