@@ -84,11 +84,11 @@ class Orders:
 
 
 def _value(value: Any) -> str | float | None:
-    if value is None or isinstance(value, (int, float)):
+    if value is None or isinstance(value, float):
         return value
     try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
+        return str(value) if isinstance(value, bool) else float(value)
+    except Exception:  # noqa: BLE001  any library's arrays end up here
         return str(value)[:200]
 
 
@@ -107,7 +107,7 @@ class Offers:
         if function is not None:
             self._functions[verb] = function
         elif why or verb in _MISSING:
-            self._refusals[verb] = why or _MISSING[verb]
+            self._refusals[verb] = str(why)[:1000] or _MISSING[verb]
 
     def function(self, verb: str) -> Callable[..., Any] | None:
         return self._functions.get(verb)

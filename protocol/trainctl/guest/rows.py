@@ -95,7 +95,7 @@ class RowEncoder:
         for given in (own, metrics):
             for name, value in given.items():
                 if value is not None:
-                    number = value if type(value) is float else self._number(name, value)
+                    number = value if type(value) is float and name not in _COUNTS else self._number(name, value)
                     if number is not None:
                         names.append(name)
                         numbers.append(number)
@@ -171,7 +171,7 @@ def _encode(value: Any) -> str:
     if _encoder is None:
         import json  # here, for it takes longer to load than the rest of this package, and only the thread needs it
 
-        _encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+        _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
     return _encoder(value)
 
 
@@ -180,11 +180,12 @@ def _quoted(number: float) -> float | str:
 
 
 def to_json(value: Any) -> bytes:
-    """Return JSON, with numbers that aren't finite as strings."""
+    """Return JSON, with numbers that aren't finite as strings, and bytes of file names that aren't UTF-8 as "?"."""
     try:
-        return _encode(value).encode()
+        text = _encode(value)
     except ValueError:
-        return _encode(_finite(value)).encode()
+        text = _encode(_finite(value))
+    return text.encode(errors="replace")
 
 
 def _finite(value: Any) -> Any:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Severity = Literal["info", "good", "warning", "error"]
 
 _POLL_SECONDS = 0.05
+_MAX_STEP = 2**53
 
 
 class Run:
@@ -197,8 +198,8 @@ class Run:
 
     def _turn_to(self, number: int, is_numbered: bool) -> bool:
         """Have the next step be `number`; return False if it is the newest one again, or none that is recorded."""
-        if number < 1:
-            self._warn(f"step {number} is not recorded: steps count from 1")
+        if not 1 <= number <= _MAX_STEP:
+            self._warn(f"step {number} is not recorded: steps count from 1, to 2**53 at most")
             return False
         if number == self._last:
             return False
@@ -329,7 +330,7 @@ def attach(
             "ranks": [{"rank": 0, "backend": _backend(), "pid": os.getpid()}, *({"rank": n} for n in range(1, ranks))],
             "kind": "exec" if ordered and id == ordered else "guest",
             "steps": max(0, int(steps)) if steps is not None and hasattr(steps, "__index__") else None,
-            "loss_unit": str(loss_unit)[:32],
+            "loss_unit": str(loss_unit or "")[:32],
         }
         _current = Run(described, continues=bool(id), rank=rank, agree=agree)
         if not _pid:

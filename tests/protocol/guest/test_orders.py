@@ -1,9 +1,12 @@
 """Orders are carried out once, and outcomes are sent until the agent has them."""
 
+import msgspec
 import pytest
 
 from trainctl.guest import orders
 from trainctl.guest.orders import Offers, Orders
+from trainctl.guest.rows import steps_line
+from trainctl.protocol.messages.guests import StepsLine
 
 
 def order(verb: str, id: str = "c1", **args: object) -> dict[str, object]:
@@ -29,6 +32,14 @@ def test_an_order_whose_time_is_up_is_not_begun() -> None:
     offers, late = Offers(), order("pause") | {"expires_at": 1.0}
     assert offers.refusal(late).startswith("its time was up")
     assert not offers.refusal(late | {"expires_at": 1e12}) and not offers.refusal(late | {"expires_at": None})
+
+
+@pytest.mark.parametrize("changed", [(True, False), (64, 10**400), ("a\udcff", [1])])
+def test_the_agent_reads_what_an_offered_function_returned(changed: tuple[object, object]) -> None:
+    inbox = Orders()
+    inbox.finish("c1", "applied", 1, "", changed)
+    (outcome,) = msgspec.json.decode(steps_line((), inbox.due(1)), type=StepsLine, strict=False).outcomes
+    assert outcome.before in ("True", 64, "a?") and outcome.after in ("False", str(10**400)[:200], "[1]")
 
 
 def test_the_newest_outcomes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

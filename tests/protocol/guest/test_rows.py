@@ -52,6 +52,18 @@ def test_the_agent_reads_what_is_encoded() -> None:
     )
 
 
+@pytest.mark.parametrize("count", [math.nan, math.inf, 12.5, -3.0, 10**30, 10**400])
+def test_the_agent_reads_a_row_whatever_its_counts_are(count: float) -> None:
+    encoder = RowEncoder()
+    (step,) = read(steps_line([b'{"step":1,' + encoder.encode(raw(1, tokens=count, global_batch=count))], ())).steps
+    assert step.tokens == step.global_batch == (12 if count == 12.5 else 0 if count < 0 else step.tokens)
+
+
+def test_the_agent_reads_text_that_is_not_utf_8() -> None:
+    text = rows.line("event", severity="info", text="model\udcff.pt über", number=1)
+    assert msgspec.json.decode(text, type=RunEvent).text == "model?.pt über"
+
+
 def test_what_is_no_number_is_said_once() -> None:
     encoder = RowEncoder()
     for _ in range(3):

@@ -51,6 +51,21 @@ def test_steps_are_recorded_with_their_values(server: LineServer, run: guest.Run
     assert server.of("end") == [{"type": "end", "state": "finished", "reason": ""}]
 
 
+def test_numbers_and_reasons_of_any_kind_leave_the_run_described(server: LineServer) -> None:
+    class Number:  # as those of NumPy: json can't write it
+        def __index__(self) -> int:
+            return 7
+
+    run = guest.attach("a\udcff", steps=Number(), loss_unit=None)  # type: ignore[arg-type]
+    run.offer("set-lr", why="x" * 5000)
+    run.step(2**63)
+    run.step(loss=1.0)
+    run.close()
+    hello = server.of("hello")[-1]
+    assert hello["attach"]["steps"] == 7 and hello["attach"]["name"] == "a?" and len(hello["verbs"]["set-lr"]) == 1000
+    assert [*server.rows] == [1]
+
+
 def test_orders_are_carried_out_between_steps(server: LineServer, run: guest.Run) -> None:
     saved = []
     run.offer("checkpoint", lambda: saved.append(1))
