@@ -108,6 +108,10 @@ class Link:
             self._thread.join(FLUSH_SECONDS)
         if self._is_converting:  # a thread that is in a library when the interpreter ends may abort the process
             self._thread.join(_CONVERSION_SECONDS)
+        if self._thread.is_alive():
+            self.lost = f"its last steps may be missing: not all were recorded within {FLUSH_SECONDS:g} s"
+        if self._outbox.dropped:
+            self.lost = f"{self._outbox.dropped} steps are lost: more than {MAX_ROWS:,} waited for an agent"
 
     def abandon(self) -> None:
         """Let go of everything in a forked child: the parent has the thread and sends."""

@@ -159,7 +159,7 @@ class Run:
         if self._group is not None:
             self._group.finish()
         self._orders.give_up(self._last, "the loop ended before its next step")
-        self._link.close("stopped" if state == "finished" and self._is_stopping else state, reason)
+        self._link.close("stopped" if state == "finished" and self._is_stopping else state, str(reason))
         if self._link.lost:
             print(f"trainctl: {self.id}: {self._link.lost}", file=sys.stderr)
 

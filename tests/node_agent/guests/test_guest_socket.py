@@ -389,3 +389,42 @@ def test_a_loop_s_file_is_read_before_its_hello_is_answered(agent: BlockingAgent
         with agent.client() as client:
             view = client.ask(m.SnapshotRequest, 0, RUN).run
             assert view is not None and view.generation == m.Generation(1, 2)
+
+
+CONNECT_AND_END = """
+import socket, sys
+to_agent, to_test = socket.socket(socket.AF_UNIX), socket.socket(fileno=int(sys.argv[2]))
+to_agent.connect(sys.argv[1])
+socket.send_fds(to_test, [b"x"], [to_agent.fileno()])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux names the process of a connection")
+def test_a_run_whose_process_was_gone_when_its_hello_was_read_fails_at_once(agent: BlockingAgent) -> None:
+    until(lambda: bool(path_of(agent)), what="the socket")
+    here, there = socket.socketpair()
+    with here, there:
+        command = [sys.executable, "-c", CONNECT_AND_END, path_of(agent), str(there.fileno())]
+        with subprocess.Popen(command, pass_fds=[there.fileno()]) as process:
+            _, (descriptor,), _, _ = socket.recv_fds(here, 1, 1)
+        with socket.socket(fileno=descriptor) as connection:
+            attach = {"run": RUN, "name": "ppo", "started_at": 1.0, "ranks": [{"rank": 0, "pid": process.pid}]}
+            connection.sendall(lines({"type": "hello", "version": 1, "attach": attach}))
+    until(lambda: state_of(agent) == "failed", what="the failure")
+
+
+def test_a_hello_that_is_read_after_the_end_in_its_loop_s_file_does_not_begin_the_run_again(
+    agent: BlockingAgent,
+) -> None:
+    with Loop(agent) as loop:
+        hello = {"type": "hello", "version": 1, "attach": loop.attach}
+        spool = agent.directory.parent / "spool"
+        spool.mkdir(exist_ok=True)
+        end = {"type": "end", "state": "finished"}
+        (spool / f"{RUN}.jsonl").write_bytes(lines(hello, {"type": "steps", "steps": [step(1)]}, end))
+        loop.hello()
+        assert state_of(agent) == "finished"
+    assert recorded(agent) == [1]
+    with Loop(agent) as again:  # a later process goes on with the run
+        again.hello()
+        assert state_of(agent) == "running"

@@ -7,7 +7,7 @@ import dataclasses
 import statistics
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -76,9 +76,11 @@ class _Processes(msgspec.Struct):
     began: dict[int, float] = {}  # by pid, as the system marks it: a pid may be used again
     events: dict[str, int] = {}  # number of the newest event of each process
 
-    def look(self, pids: Sequence[int], *, in_addition: bool) -> bool:
-        """Take note of processes that live; return whether any is new. `in_addition`: those known before count too."""
-        found = {pid: began for pid in pids if (began := _start_time(pid)) is not None}
+    def look(self, pids: Sequence[int], speakers: Collection[int], *, in_addition: bool) -> bool:
+        """Take note of processes that live, and of speakers that are gone already; return whether any is new.
+        `speakers`: processes known to be of this machine. `in_addition`: those known before count too."""
+        seen = {pid: _start_time(pid) for pid in pids}
+        found = {pid: began or 0.0 for pid, began in seen.items() if began is not None or pid in speakers}
         before = self.began if in_addition and self.boot_id == shim.boot_id() else {}
         found = dict([*before.items(), *found.items()][-MAX_PROCESSES:])
         if found == self.began:
@@ -159,10 +161,10 @@ class GuestRun:
         """Since its program was last heard."""
         return self._clock() - self.heard_monotonic
 
-    def know_processes(self) -> None:
+    def know_processes(self, speakers: Collection[int]) -> None:
         """Follow the processes of its ranks on this machine, besides those before if it is a watched command."""
         pids = [rank.pid for rank in self.view.ranks if rank.pid is not None and rank.node == self.view.lead]
-        if self._processes.look(pids, in_addition=self.view.kind == "exec"):
+        if self._processes.look(pids, speakers, in_addition=self.view.kind == "exec"):
             self._keep_processes()
 
     def look_at_processes(self) -> set[int]:
@@ -368,9 +370,10 @@ class GuestRuns:
 
     # ------------------------------------------------------------ loops that a socket connects
 
-    def attach(self, request: AttachRun, verbs: Sequence[tuple[str, str]]) -> GuestRun:
-        """Take a run whose loop says which verbs it takes. Raises InvalidInputError or RefusedError."""
-        return self._attach(request, tuple(verbs))
+    def attach(self, request: AttachRun, verbs: Sequence[tuple[str, str]], speakers: Collection[int] = ()) -> GuestRun:
+        """Take a run whose loop says which verbs it takes. `speakers`: the processes that have connected for it.
+        Raises InvalidInputError or RefusedError."""
+        return self._attach(request, tuple(verbs), speakers)
 
     def give(self, run: str, order: Order) -> None:
         """Have a loop carry out a command that is journaled. Raises RefusedError."""
@@ -423,7 +426,9 @@ class GuestRuns:
         self._show_new(guest, guest_rows.heard(guest.view, time.time()))
         return guest
 
-    def _attach(self, request: AttachRun, verbs: tuple[tuple[str, str], ...] = ()) -> GuestRun:
+    def _attach(
+        self, request: AttachRun, verbs: tuple[tuple[str, str], ...] = (), speakers: Collection[int] = ()
+    ) -> GuestRun:
         if len({rank.rank for rank in request.ranks}) < len(request.ranks):
             raise InvalidInputError("ranks", "two ranks have the same number")
         guest = self._live.get(request.run)
@@ -437,7 +442,7 @@ class GuestRuns:
         directory = str(guest.paths.directory)
         view = guest_rows.view_of(request, self._node, directory, guest.view.generation, guest.step)
         self._show(guest, msgspec.structs.replace(guest_rows.going_on(view, guest.view), verbs=verbs))
-        guest.know_processes()
+        guest.know_processes(speakers)
         return guest
 
     def _open(self, request: AttachRun) -> GuestRun:

@@ -10,7 +10,10 @@ import contextlib
 import fcntl
 import os
 import socket
+import struct
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -71,6 +74,7 @@ class _Loop:
         self.verbs: dict[str, str] = {}
         self.has_ended = False
         self.kept = Kept(0)
+        self.pid = _peer_pid(writer) if writer is not None else None
         self._lines, self._counted_monotonic = float(BURST_LINES), time.monotonic()
 
     @property
@@ -85,7 +89,7 @@ class _Loop:
     def process(self) -> str:
         """Identifies the process, whose events are numbered."""
         assert self.request is not None
-        return f"{self.request.ranks[0].pid} {self.request.started_at}"
+        return _process_of(self.request)
 
     @property
     def offered(self) -> set[str]:
@@ -103,6 +107,18 @@ class _Loop:
             self._writer.write(_ENCODER.encode(line) + b"\n")
 
 
+def _process_of(request: AttachRun) -> str:
+    return f"{request.ranks[0].pid} {request.started_at}"
+
+
+def _peer_pid(writer: asyncio.StreamWriter) -> int | None:
+    """Return the process that connected, also if it has ended since; None where the system doesn't say."""
+    if sys.platform != "linux":
+        return None
+    credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", credentials)[0])
+
+
 class GuestSocket:
     """Listens while it serves."""
 
@@ -115,6 +131,7 @@ class GuestSocket:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[_Loop] = []  # that have said hello, in that order
         self._ends: dict[str, End] = {}  # of runs that another connection keeps alive
+        self._done: deque[str] = deque(maxlen=MAX_CONNECTIONS)  # processes that have said that they are done
         self._unread: set[str] | None = None  # runs with a file; None: not looked yet
         self._locks: dict[str, asyncio.Lock] = {}  # of the runs' files
         self._is_closing = False
@@ -224,7 +241,9 @@ class GuestSocket:
     async def _take(self, loop: _Loop, line: FromGuest) -> None:
         """Take a line, and say what is in the record then. Raises InvalidInputError, msgspec.ValidationError or
         RefusedError."""
-        if isinstance(line, Hello):
+        if isinstance(line, Hello) and loop.is_connected and _process_of(line.request) in self._done:
+            loop.request, loop.has_ended = line.request, True  # read after the file with its end
+        elif isinstance(line, Hello):
             self._greet(loop, line)
         elif loop.request is None:
             raise InvalidInputError("type", "a connection begins with hello")
@@ -274,7 +293,9 @@ class GuestSocket:
         """Show a run as the connection describes it that offers most. Raises InvalidInputError or RefusedError."""
         first = next(iter(self._of(run)), speaker)
         assert first.request is not None
-        self._runs.attach(msgspec.structs.replace(first.request, after_step=after_step), self._verbs_of(run))
+        request = msgspec.structs.replace(first.request, after_step=after_step)
+        speakers = {loop.pid for loop in (speaker, *self._of(run)) if loop.pid is not None}
+        self._runs.attach(request, self._verbs_of(run), speakers)
 
     def _of(self, run: str) -> list[_Loop]:
         """Return a run's connections that haven't ended: that which offers most first, of several the newest."""
@@ -292,6 +313,7 @@ class GuestSocket:
     async def _end(self, loop: _Loop, run: str, end: End) -> None:
         """End a run, once none of its other connections lives."""
         loop.has_ended = True
+        self._done.append(loop.process)
         if others := self._of(run):
             self._ends[run] = end
             self._describe(run, others[0])
