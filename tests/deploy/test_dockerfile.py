@@ -84,7 +84,7 @@ def required(wheels: Sequence[Path], extras: Iterable[str]) -> set[str]:
     found = set()
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
-            (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+            (name,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
             lines = Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", [])
         found |= {line for extra in ("", *extras) for line in taken(lines, extra)}
     return {line for line in found if not line.startswith("trainctl")}

@@ -71,10 +71,14 @@ def test_the_source_archive_leaves_out_private_keys_that_make_keys_writes(tmp_pa
 def test_the_wheel_has_all_parts(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         files = set(archive.namelist())
-    assert {name.split("/")[1] for name in files if name.startswith("trainctl/")} == set(remote_install.ROOMS)
-    for room in remote_install.ROOMS:
-        place = ROOT / room / "trainctl" / room
-        assert {f"trainctl/{room}/{path.relative_to(place).as_posix()}" for path in place.rglob("*.py")} <= files
+    packages = [ROOT / room / "trainctl" / room for room in remote_install.ROOMS]
+    packages.append(ROOT / "protocol" / "trainctl" / "guest")
+    assert {name.split("/")[1] for name in files if name.startswith("trainctl/")} == {place.name for place in packages}
+    for place in packages:
+        assert {f"trainctl/{place.name}/{path.relative_to(place).as_posix()}" for path in place.rglob("*.py")} <= files
+    injected = ROOT / "protocol" / "trainctl" / "guest" / "inject"
+    entry_points = [path.relative_to(injected.parents[2]).as_posix() for path in injected.rglob("entry_points.txt")]
+    assert entry_points and {*entry_points} <= files, "Lightning finds its callback by them"
     documents = {name for name in files if name.startswith("trainctl/tui/docs/")}
     pages = {name for name in documents if name.endswith(".md")}
     schemas = {f"trainctl/tui/docs/{name}.schema.json" for name in ("run", "cluster", "config")}
@@ -86,7 +90,7 @@ def test_the_wheel_has_all_parts(built: Built) -> None:
 
 def test_its_metadata_is_complete_and_a_script_needs_little(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        (name,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
         metadata = Parser().parsestr(archive.read(name).decode())
         assert any(file.endswith(".dist-info/licenses/LICENSE") for file in archive.namelist())
     needs = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
