@@ -191,6 +191,6 @@ def test_the_wheel_is_the_same_each_time_and_whole() -> None:
         names = archive.namelist()
         record = archive.read(next(name for name in names if name.endswith("/RECORD"))).decode()
     assert sorted(line.split(",")[0] for line in record.splitlines()) == sorted(names)
-    assert {name.split("/")[1] for name in names if name.startswith("trainctl/")} == set(remote_install.ROOMS)
-    assert {f"trainctl/{room}/py.typed" for room in remote_install.ROOMS} <= set(names)
+    assert {name.split("/")[1] for name in names if name.startswith("trainctl/")} == set(remote_install.PACKAGES)
+    assert {f"trainctl/{room}/py.typed" for room in remote_install.PACKAGES} <= set(names)
     assert not any("__pycache__" in name for name in names)

@@ -71,8 +71,8 @@ def test_the_source_archive_leaves_out_private_keys_that_make_keys_writes(tmp_pa
 def test_the_wheel_has_all_parts(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         files = set(archive.namelist())
-    packages = [ROOT / room / "trainctl" / room for room in remote_install.ROOMS]
-    packages.append(ROOT / "protocol" / "trainctl" / "guest")
+    packages = [path.parent for path in ROOT.glob("*/trainctl/*/__init__.py")]
+    assert {place.name for place in packages} == {*remote_install.PACKAGES}
     assert {name.split("/")[1] for name in files if name.startswith("trainctl/")} == {place.name for place in packages}
     for place in packages:
         assert {f"trainctl/{place.name}/{path.relative_to(place).as_posix()}" for path in place.rglob("*.py")} <= files

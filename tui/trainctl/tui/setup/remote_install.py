@@ -22,7 +22,7 @@ from trainctl.protocol.errors import InvalidInputError, RefusedError
 from trainctl.tui.setup import installed
 from trainctl.tui.setup.rsync import Ssh
 
-ROOMS = ("protocol", "trainer", "node_agent", "tui")
+PACKAGES = ("protocol", "guest", "trainer", "node_agent", "tui")
 _STAMP = (1980, 1, 1, 0, 0, 0)
 """Time of every file in the wheel, so that equal files make equal bytes."""
 _LEFT_OUT = ("__pycache__", ".pyc")
@@ -64,15 +64,15 @@ def build_wheel() -> Wheel:
 
 
 def _sources() -> Iterator[tuple[str, bytes]]:
-    for room in ROOMS:
-        spec = find_spec(f"trainctl.{room}")
+    for package in PACKAGES:
+        spec = find_spec(f"trainctl.{package}")
         if spec is None or not spec.submodule_search_locations:
-            raise InvalidInputError("trainctl", f"its part {room} isn't installed here")
+            raise InvalidInputError("trainctl", f"its part {package} isn't installed here")
         folder = Path(spec.submodule_search_locations[0])
         for file in sorted(folder.rglob("*")):
             if file.is_file() and not _is_left_out(file.relative_to(folder)):
-                yield f"trainctl/{room}/{file.relative_to(folder).as_posix()}", file.read_bytes()
-        if room == "tui":
+                yield f"trainctl/{package}/{file.relative_to(folder).as_posix()}", file.read_bytes()
+        if package == "tui":
             for page in installed.files():
                 yield f"trainctl/tui/{installed.INSTALLED}/{page.name}", page.read_bytes()
 
