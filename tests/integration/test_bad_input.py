@@ -63,7 +63,7 @@ def test_an_agent_runs_no_hooks_that_others_could_write(tmp_path):
     file.write_text(f"[nodes.x]\naddress = 'ipc://{tmp_path}/x.sock'\n[alerts]\ncommand = ['true']\n")
     file.chmod(0o664)
     words = ["--name", "x", "--cluster", str(file)]
-    install = [sys.executable, "-m", "trainctl.node_agent.cli", "install", "--dry-run", *words]
+    install = [sys.executable, "-m", "trainctl.node_agent.cli", "install", "--dry-run", "--manager", "systemd", *words]
     for done in (
         agent_command(*words, "--state", str(tmp_path / "s")),
         subprocess.run(install, capture_output=True, text=True, timeout=HANG_SECONDS),

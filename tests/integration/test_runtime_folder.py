@@ -53,7 +53,7 @@ def test_a_run_goes_on_without_the_folder_and_its_rank_is_started_again(
 ) -> None:
     with agent.client() as client:
         start_run(client, run_config(run__steps=100_000, nodes=on_mlx(NODE)))
-        (socket,) = base.rglob("*.sock")
+        (socket,) = base.rglob("trainers.sock")
         shutil.rmtree(base)
         moves_on(client)
         assert until(lambda: client.ask(FactsRequest).lost_sockets, what="the agent to notice") == (str(socket),)
