@@ -74,7 +74,7 @@ class Link:
         self._newest = 0  # step up to which rows were sent on this connection
         self._is_hello_due = self._is_absent = self._is_refused = self._is_converting = False
         self._end: bytes | None = None
-        self._is_end_sent = self._is_over = False
+        self._is_ending = self._is_end_sent = self._is_over = False
         self._deadline = inf
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -100,15 +100,16 @@ class Link:
 
     def close(self, state: str, reason: str) -> None:
         """Send all that is left and the end, within FLUSH_SECONDS."""
-        self._end = line("end", state=state, reason=reason[:1000])
+        end = line("end", state=state, reason=reason[:1000])
         self._deadline = time.monotonic() + FLUSH_SECONDS
+        self._end = end
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
         if self._thread.ident is not None:
             self._thread.join(FLUSH_SECONDS)
         if self._is_converting:  # a thread that is in a library when the interpreter ends may abort the process
             self._thread.join(_CONVERSION_SECONDS)
-        if self._thread.is_alive():
+        if self._thread.is_alive() or (self.items and not self.lost):
             self.lost = f"its last steps may be missing: not all were recorded within {FLUSH_SECONDS:g} s"
         if self._outbox.dropped:
             self.lost = f"{self._outbox.dropped} steps are lost: more than {MAX_ROWS:,} waited for an agent"
@@ -135,6 +136,7 @@ class Link:
         self._woken.close()
 
     def _tick(self) -> None:
+        self._is_ending = self._end is not None  # looked at before the items: the end comes after all of them
         try:
             self._convert()
             self._exchange()
@@ -144,7 +146,7 @@ class Link:
             self._disconnect()
             self._connect_due = time.monotonic() + _BUSY_SECONDS
             self._say(f"{type(error).__name__}: {error}")
-            if self._end is not None:
+            if self._is_ending:
                 self._is_over = True
                 with contextlib.suppress(Exception):
                     self._spool_rest()
@@ -172,7 +174,7 @@ class Link:
         if self._socket is not None:
             self._send(now)
         self._is_absent = now - max(self.heard_monotonic, self._connected_monotonic) > ABSENT_SECONDS
-        if self._end is not None and not self._is_over:
+        if self._is_ending and not self._is_over:
             asked = max(self.heard_monotonic, self._deadline - FLUSH_SECONDS)
             if self._socket is None or now > min(asked + _ANSWER_SECONDS, self._deadline - _SPOOL_SECONDS):
                 self._spool_rest()
@@ -270,7 +272,8 @@ class Link:
         outcomes = self._orders.due(self._newest) if batch is None or batch[0] == "row" else []
         if batch is not None or outcomes:
             self._put(self._text(batch, outcomes), batch, outcomes)
-        elif self._end is not None and not self._is_end_sent:
+        elif self._is_ending and not self._is_end_sent:
+            assert self._end is not None
             self._is_end_sent = True
             self._put(self._end, None, [])
         elif now - self._sent_monotonic > (_RETRY_SECONDS if len(self._outbox) else ALIVE_SECONDS):
