@@ -1,7 +1,8 @@
 """`python -m tools.house_rules`: rules of style that no other linter has, over product, tools, benchmarks and, for
 docstrings, tests.
 
-- A docstring begins with a verb or a noun, not with "Of", "What", "Whether", "That", "Which", "How" or "The same".
+- A docstring begins with a verb or a noun, not with "Of", "What", "Whether", "That", "Which", "How", "Whatever",
+  "Whose" or "The same".
 - A module is imported under its name, not as one letter.
 - Nothing is kept from the formatter by a comment.
 - A function has at most six parameters that are passed by position; commands of typer may have more.
@@ -16,7 +17,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 ROOMS: Final = ("protocol", "node_agent", "trainer", "tui", "tools", "benchmarks")
-OPENINGS: Final = frozenset({"Of", "What", "Whether", "That", "Which", "How"})
+OPENINGS: Final = frozenset({"Of", "What", "Whether", "That", "Which", "How", "Whatever", "Whose"})
 UNFORMATTED: Final = "# fmt: " + "skip"
 MAX_POSITIONAL: Final = 6
 

@@ -150,7 +150,7 @@ class Group:
 
 @pytest.fixture
 def group(builds: Builds, programs: dict[str, str], tmp_path: Path) -> Iterator[Group]:
-    """Whatever happens, its containers, hosts and mounts are gone afterwards."""
+    """Yield pods whose containers, hosts and mounts are gone afterwards, whatever happens."""
     deployment = deployed(tmp_path, programs, len(PODS))
     with contextlib.ExitStack() as stack:
         image = stack.enter_context(Image.mounted(builds["torch"].name, **builds.env))

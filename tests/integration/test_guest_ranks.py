@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -113,8 +112,6 @@ def assert_together(said: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.tier("soak"))])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_each_order_is_carried_out_at_one_step_by_all_ranks(folder: Path, loop: str, count: int) -> None:
-    if find_spec(loop) is None and loop in ("accelerate", "lightning"):
-        pytest.skip(f"{loop} is not installed")
     ranks = Ranks(folder, count, loop)
     try:
         ranks.begun()

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -47,7 +48,7 @@ _runs = itertools.count()
 """Runs of this process with several ranks, which count alike: each has its keys."""
 
 
-class Group:
+class Group(ABC):
     """A rank's part in the agreement. The loop's thread calls `due_orders` at ticks, another thread asks the store."""
 
     def __init__(self, member: Member, agree: Store | None, offers: Offers) -> None:
@@ -159,9 +160,9 @@ class Group:
                 self._exchange = None
         return None
 
+    @abstractmethod
     def _take(self) -> None:
         """Take in what the loop has handed over."""
-        raise NotImplementedError
 
     def _fields(self, step: RawStep) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads(b"{" + self._encoder.encode(step))

@@ -191,13 +191,13 @@ class Callback(TrainerCallback):
         """Write the Trainer's checkpoint of this step; a limit on the number of checkpoints does not delete it."""
         trainer, trial = self._trainer, getattr(self._trainer, "_trial", None)
         folder = Path(trainer._get_output_dir(trial)) / f"checkpoint-{trainer.state.global_step}"
-        was_there = folder.exists()
+        is_whole = folder.exists()
         try:
             trainer._save_checkpoint(trainer.model_wrapped, trial)
-        except Exception:
-            if not was_there:  # else half a checkpoint would be the one to resume from
+            is_whole = True
+        finally:
+            if not is_whole:  # else half a checkpoint would be the one to resume from
                 shutil.rmtree(folder, ignore_errors=True)
-            raise
         control = trainer.control
         is_due = control.should_save
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, control)

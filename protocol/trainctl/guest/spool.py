@@ -71,18 +71,18 @@ class Spool:
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            is_ours = False
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(file).st_ino == self.path.stat().st_ino:
-                    return file
+                is_ours = os.fstat(file).st_ino == self.path.stat().st_ino
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    os.close(file)
                     raise
                 time.sleep(0.01)
             except FileNotFoundError:  # deleted by the agent that has read it
                 pass
-            except BaseException:
-                os.close(file)
-                raise
-            os.close(file)
+            finally:
+                if not is_ours:
+                    os.close(file)
+            if is_ours:
+                return file

@@ -91,7 +91,7 @@ class Cluster:
             agent.clean_up()
 
     def settle(self) -> None:
-        """Whatever run a test left is stopped, so that the next test finds the cluster idle."""
+        """Stop the run that a test left, so that the next test finds the cluster idle."""
         for node in NODES:
             self.agents[node].check()
         self.restart_agents()

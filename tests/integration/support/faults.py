@@ -132,7 +132,7 @@ class Harness:
 
     @contextlib.contextmanager
     def _noticed(self) -> Iterator[None]:
-        """Whatever is done within leads to another generation, which is waited for."""
+        """Wait for the other generation that what is done within leads to."""
         before = self.view().generation
         yield
         self._until(lambda view: view.generation > before, "the run's notice of it")
@@ -255,7 +255,7 @@ def handle(pid: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def naming(what: object) -> Iterator[None]:
-    """Whatever fails within says at what."""
+    """Add to a failure within what it was at."""
     try:
         yield
     except Exception as error:

@@ -26,7 +26,7 @@ BATCH_BYTES = 32_768
 HANG_UPS_EVERY = 500
 """A frame over the limit ends its connection, so that few of them are sent."""
 KINDS = {"DEALER": zmq.DEALER, "SUB": zmq.XSUB}
-"""Whose frames go out as they are given."""
+"""Kinds of sockets whose frames go out as they are given."""
 
 
 def frames(conversation: str, kind: str, seed: int) -> Iterator[bytes]:

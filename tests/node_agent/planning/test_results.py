@@ -38,7 +38,7 @@ def moved(by: float, *places: int) -> list[float]:
 
 @given(odd=st.integers(0, 4), count=st.integers(3, 5), seed=st.integers(0, 999), far=st.floats(3 * LIMIT, 5))
 def test_one_rank_beyond_the_others_rounding_is_the_one_named(odd, count, seed, far):
-    """Whatever the others' rounding, at whichever token it is off, and in whichever order they are given."""
+    """The others' rounding, the token at which it is off, and the ranks' order are random."""
     chance, odd = random.Random(seed), odd % count
     ranks = {rank: [value + chance.uniform(-LIMIT / 4, LIMIT / 4) for value in BASE] for rank in range(count)}
     ranks[odd][chance.randrange(len(BASE))] += far

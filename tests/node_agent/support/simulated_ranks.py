@@ -274,7 +274,7 @@ class SimRank:
         self.up.append(kind(run=self.run, rank=self.rank, generation=generation, **fields))
 
     def _leave(self) -> None:
-        """Whatever is under way is given up; what the accumulators hold stays."""
+        """Give up what is under way; what the accumulators hold stays."""
         self.generation, self.failed, self.joining, self.accumulated = None, False, False, False
         self.plans.clear()
         self._drop_group()

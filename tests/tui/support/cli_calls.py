@@ -109,6 +109,6 @@ def assert_none_left(folder: Path) -> None:
 
 
 def end_all(folder: Path) -> None:
-    """Whatever a failed test left running."""
+    """End what a failed test left running."""
     for process in processes_of(folder):
         process.kill()

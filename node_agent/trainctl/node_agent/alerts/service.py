@@ -100,8 +100,8 @@ class AlertService:
     # ------------------------------------------------------------ what is watched
 
     def heard(self, message: Live) -> None:
-        """Whatever this agent publishes; readings of other nodes come by `read`. Of a run that it follows, the lead
-        tells all but its own silence."""
+        """Take a message that this agent publishes; readings of other nodes come by `read`. About a run that it
+        follows, the lead says all but its own silence."""
         if self._is_idle and isinstance(message, HostReading) and message.node == self._node:
             self._evaluator.heard(message, time.monotonic())
         if isinstance(message, RunView):

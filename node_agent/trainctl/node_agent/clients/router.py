@@ -140,7 +140,7 @@ class FairQueue(Generic[R]):
 
 
 def _holders(asker: Asker) -> Iterator[Any]:
-    """Whose share a request is of. A key is 40 characters, or empty; a caller is bytes."""
+    """Yield the shares that a request counts to. A key is 40 characters, or empty; a caller is bytes."""
     yield from ("all", asker.key, asker.caller)
     if asker.is_viewer:
         yield "viewers"

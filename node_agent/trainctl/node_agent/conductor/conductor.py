@@ -312,7 +312,7 @@ class Conductor:
             self._advance()
 
     def _on_returned(self, rank: int) -> None:
-        """Whatever was said on the lost connection is asked for again by a fence, or said again."""
+        """Ask again, by a fence, for what was said on the lost connection, or say it again."""
         at = self.ranks.get(rank)
         if self.stage == "leaving" and at is not None and not at.ended:
             self.ending.dismiss(rank)

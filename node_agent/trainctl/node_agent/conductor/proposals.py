@@ -88,7 +88,7 @@ class Proposals:
         return self.mode(name) != "off" and not REGISTRY[name].is_over(self._facts(None))
 
     def ask(self, occasion: Occasion) -> None:
-        """Whatever the policies propose now, one after another: each sees what those before it changed."""
+        """Ask the policies what they propose now, one after another: each sees what those before it changed."""
         self._forget_old()
         if isinstance(occasion, Stepped):
             self._last, report = occasion, occasion.report

@@ -127,7 +127,7 @@ class RunSums(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
     def after(self, report: Report) -> "RunSums":
-        """With the step that it commits."""
+        """Return the sums with the step that a report commits."""
         return RunSums(
             self.weight + report.weight, self.tokens + report.tokens, self.seconds + max(report.step_seconds, 0.0)
         )

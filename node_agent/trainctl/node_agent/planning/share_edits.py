@@ -152,7 +152,7 @@ def why_no_share(settings: Settings, node: str, field: str) -> str:
 
 
 def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
-    """Without `node`: its share goes to the others in proportion. Raises InvalidInputError."""
+    """Take a node out: its share goes to the others in proportion. Raises InvalidInputError."""
     leaving = ranks_of(settings, node)
     if all(settings.ranks[rank].out == "drained" for rank in leaving):
         raise InvalidInputError("node", f"{node} is already drained")
@@ -168,8 +168,8 @@ def drain(settings: Settings, node: str | None, facts: Facts) -> Edit:
 
 
 def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -> Edit:
-    """With `node` again: by its last rate if all have one, else evenly; the others keep their proportions of the rest.
-    Raises InvalidInputError."""
+    """Take a node in again: by its last rate if all have one, else evenly. The others keep their proportions of the
+    rest. Raises InvalidInputError."""
     back = [rank for rank in ranks_of(settings, node) if settings.ranks[rank].out]
     if not back:
         raise InvalidInputError("node", f"{node} is not drained")
@@ -182,7 +182,7 @@ def admit(settings: Settings, node: str | None, facts: Facts, config: RunFile) -
 
 
 def lose(settings: Settings, rank: int) -> Edit:
-    """Without a rank that is gone: its samples go to the others in proportion. There must be others.
+    """Take out a rank that is gone: its samples go to the others in proportion. There must be others.
 
     What each had before the first loss is kept for their return; a command that deals shares again forgets it.
     """
@@ -192,7 +192,7 @@ def lose(settings: Settings, rank: int) -> Edit:
 
 
 def take_back(settings: Settings, rank: int, facts: Facts, config: RunFile) -> Edit:
-    """With a rank again that had been lost. Raises InvalidInputError if it has loaded something else by now."""
+    """Take in a rank again that had been lost. Raises InvalidInputError if it has loaded something else by now."""
     _check_can_join(settings, [rank], facts, config)
     had = {at: setting.last_share for at, setting in settings.ranks.items()}
     present = {at: had[at] for at in (*settings.live, rank)}
@@ -211,7 +211,7 @@ def _remembering(edited: Edit, had: Mapping[int, int], lost: int | None = None) 
 
 
 def expect(settings: Settings, rank: int) -> Settings:
-    """With a rank that had been given up as one that may be back."""
+    """Count a rank that had been given up as one that may be back."""
     return _set_out(settings, (rank,), "lost").edited()
 
 

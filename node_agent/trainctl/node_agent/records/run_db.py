@@ -172,7 +172,7 @@ class RunDb:
         self._forget_values()
 
     def _forget_values(self) -> None:
-        """With every FORGET_EVERY_STEPS steps, let go of the metrics by name that are old."""
+        """Every FORGET_EVERY_STEPS steps, let go of the metrics by name that are old."""
         self._steps += 1
         if self._steps % FORGET_EVERY_STEPS == 0:
             self._writer.put(writes.forget_values)

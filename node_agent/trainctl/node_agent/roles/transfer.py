@@ -172,7 +172,7 @@ class Adoption:
         self._context, self._role, self._peers, self._launch = context, role, peers, launch
 
     async def take(self, command: messages.Command, args: verbs.StartRun) -> Taken:
-        """Whatever has to be agreed on with other nodes before `args.resume` is opened here. Raises InvalidInputError,
+        """Agree with other nodes on what must be agreed before `args.resume` is opened here. Raises InvalidInputError,
         and then nothing has changed but the terms that nodes have consented to."""
         run, node = args.resume or "", self._context.node
         row = self._context.db.known_run(run)

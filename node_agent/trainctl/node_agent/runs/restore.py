@@ -116,7 +116,7 @@ def new_run(
 
 
 def _forked(opening: Opening, fork: Fork, node: str, by: str) -> Opening:
-    """With a copy of the checkpoint. Raises RefusedError; leaves no run directory then."""
+    """Return the opening with a copy of the checkpoint. Raises RefusedError; leaves no run directory then."""
     try:
         folder, said = fork.take(opening.paths, opening.recorder, node, by)
     except RefusedError:

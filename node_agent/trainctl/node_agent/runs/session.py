@@ -353,7 +353,7 @@ class Session:
             self._readings.take(reading, self.conductor.progress.step + 1)
 
     def _joined(self, part: messages.RankStep) -> messages.RankStep:
-        """With its machine's metrics, and what they are of its device's peak and of its calibration."""
+        """Add its machine's metrics, and what they are of its device's peak and of its calibration."""
         ready = self.conductor.ranks[part.rank].ready
         part = compared(part, ready, self._links_of(part.generation))
         return self._readings.joined(part, ready.device if ready is not None else None)

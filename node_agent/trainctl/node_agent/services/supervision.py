@@ -209,7 +209,7 @@ async def _beat(notifier: Notifier, guard: Watchdog | None, doing: Callable[[], 
 
 
 class _OneLine(Formatter):
-    """Without the traceback, which is in the log."""
+    """Leaves out the traceback, which is in the log."""
 
     def format(self, record: logging.LogRecord) -> str:
         bare = copy.copy(record)

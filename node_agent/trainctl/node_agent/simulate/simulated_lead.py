@@ -120,7 +120,7 @@ class SimulatedLead:
         self.recorder.commit(self._statistics.joined(step), [self._joined(first)], step.committed_at)
 
     def _joined(self, part: messages.RankStep) -> messages.RankStep:
-        """With what a calibrated rank's part is of its calibration."""
+        """Add what a calibrated rank's part is of its calibration."""
         ready = self.conductor.ranks[part.rank].ready
         if ready is None or ready.profile is None:
             return part

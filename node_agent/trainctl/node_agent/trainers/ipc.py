@@ -52,7 +52,7 @@ class TrainerLink:
         return self.files.current(self._first)
 
     def serve_at(self, endpoint: str) -> None:
-        """Also be there, for trainers that look for their agent at another agent's file."""
+        """Listen there too, for trainers that look for their agent at another agent's file."""
         self.files.add(endpoint, lambda: self.socket)
         self._look_again()
 

@@ -145,7 +145,7 @@ class InboundLinks:
         return self._links[lead].address if lead in self._links else ""
 
     def lead_of(self, link: str) -> str | None:
-        """Whose conversation it is, None if none of now."""
+        """Return the lead whose conversation a link is; None if it is no current one."""
         return next((lead for lead, talk in self._links.items() if talk.numbers.link == link), None)
 
     def heard_monotonic(self, lead: str) -> float:

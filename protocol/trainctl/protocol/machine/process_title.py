@@ -33,7 +33,7 @@ def set_title(role: str, whose: str | None = None, more: str = "") -> None:
 
 
 def whose() -> str:
-    """Whose process this is, for one that it starts."""
+    """Return the words that name this process's owner, for a process that it starts."""
     return _whose
 
 

@@ -117,7 +117,7 @@ class KeyFolder:
         return validation_errors.checked(validation_errors.read_toml(path, "key file"), KeyPair, str(path))
 
     def authorized(self) -> Authorized:
-        """Whose keys may do what here; no one's where there is no file."""
+        """Return the keys that may do something here; none where there is no file."""
         path = self.authorized_path
         if not path.is_file():
             return Authorized()

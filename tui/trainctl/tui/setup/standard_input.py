@@ -71,7 +71,7 @@ class InputCopy:
             raise TrainctlError(f"{self.path}: {self._error}; the run continues with the first {self.lines:,} lines")
 
     def end(self) -> bool:
-        """Whatever is still to come is left out: mark the end after the last whole line. False if it was marked."""
+        """Mark the end after the last whole line; what is still to come is left out. Return False if it was marked."""
         with self._lock:
             if self._ended:
                 return False
