@@ -1,6 +1,7 @@
 """The options of `trainctl-agent run` as its environment sets them."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,12 @@ import typer
 from trainctl.node_agent import cli
 from trainctl.protocol.config import env_policy
 from trainctl.protocol.errors import InvalidInputError
+
+
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without runs of other nodes' names, of which the command would speak in a second line."""
+    monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path))
 
 
 def test_no_trainer_or_demo_inherits_the_options_of_its_agent() -> None:
