@@ -134,8 +134,8 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("TRAINCTL_STATE", str(tmp_path))
     kept = ("HOME", "PATH", "TRAINCTL_STATE", "PYTHONUSERBASE", "XDG_RUNTIME_DIR")
     wanted = Service(
-        node=node, command=(*own_command(), "run", "--name", node, "--state", str(tmp_path)), scope="user", user="",
-        logs=tmp_path / "logs",
+        command=(*own_command(), "run", "--name", node, "--state", str(tmp_path)), scope="user", user="",
+        logs=tmp_path / node / "logs",
         environment=tuple(sorted((name, os.environ[name]) for name in kept if name in os.environ)),
     )  # fmt: skip
     with (_under_systemd if manager_here() == "systemd" else _under_launchd)(wanted, tmp_path):
@@ -144,10 +144,10 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _under_systemd(service: Service, _folder: Path) -> Iterator[None]:
-    name = f"trainctl-{service.node}.service"
+    name = f"trainctl-{service.logs.parent.name}.service"
     file = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}") / "systemd/user" / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(unit(service))
+    file.write_bytes(unit(service))
     try:
         call(("systemctl", "--user", "daemon-reload"))
         call(("systemctl", "--user", "start", name))
@@ -160,7 +160,7 @@ def _under_systemd(service: Service, _folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _under_launchd(service: Service, folder: Path) -> Iterator[None]:
-    label, domain = f"trainctl.{service.node}", f"gui/{os.getuid()}"
+    label, domain = f"trainctl.{service.logs.parent.name}", f"gui/{os.getuid()}"
     file = folder / f"{label}.plist"
     file.write_bytes(property_list(service, label))
     call(("launchctl", "bootstrap", domain, str(file)))

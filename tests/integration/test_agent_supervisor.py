@@ -201,7 +201,7 @@ class Unit(AgentProcess):
             self.address,
         )
         words += ("--no-keys", "--exit-if-stalled", str(STALL_SECONDS))
-        unit = service.unit(service.Service(self.name, words, "system", "root", self.directory / "logs"))
+        unit = service.unit(service.Service(words, "system", "root", self.directory / "logs")).decode()
         (command,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
         given = dict(
             shlex.split(line)[0].split("=", 1) for line in re.findall(r"^Environment=(.*)$", unit, re.MULTILINE)

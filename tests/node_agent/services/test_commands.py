@@ -20,8 +20,8 @@ from trainctl.node_agent.services import service_commands
 from trainctl.node_agent.services.managed_service import Manager, ManagerError, NoManagerError, call, manager_here
 
 RELOAD, ENABLE = "systemctl --user daemon-reload", "systemctl --user enable trainctl-agent.service"
-RESTART, STOP = (f"systemctl --user {verb} trainctl-agent.service" for verb in ("restart", "stop"))
-DISABLE = "systemctl --user disable trainctl-agent.service"
+RESTART = "systemctl --user restart trainctl-agent.service"
+DISABLE = "systemctl --user disable --now trainctl-agent.service"
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_systemd_from_install_to_uninstall(managers: Managers, typed: Typed) -> 
     again = typed.json("install", "--name", "studio")
     assert (again["changed"], again["steps"], managers.calls()) == (False, [], [])
     found = typed.json("status")
-    assert found["installed"] and found["node"] == "studio" and found["pid"] == os.getpid() and found["since"]
+    assert found["installed"] and found["node"] == "studio" and found["pid"] == os.getpid()
     assert found["file"] == str(managers.unit)
 
     other = typed.json("install", "--name", "studio", "--nice", "5", "--env", "A=b c")
@@ -89,7 +89,7 @@ def test_systemd_from_install_to_uninstall(managers: Managers, typed: Typed) -> 
     assert {"Nice=5", 'Environment="A=b c"'} <= set(managers.unit.read_text().splitlines())
 
     gone = typed.json("uninstall")
-    assert managers.calls() == [STOP, DISABLE, RELOAD]
+    assert managers.calls() == [DISABLE, RELOAD]
     assert not managers.unit.exists() and gone["state"] == str(managers.home / ".local/state/trainctl")
     assert typed.json("uninstall")["changed"] is False and managers.calls() == []
     assert typed.json("status", status=4)["installed"] is False
@@ -115,6 +115,14 @@ def test_a_service_keeps_what_variables_set(managers, typed, monkeypatch):
     content = typed.json("install", "--dry-run", "--name", "studio")["content"]
     (command,) = [line for line in content.splitlines() if line.startswith("ExecStart=")]
     assert command.endswith("/.local/state/trainctl --drain-on-term --grace 60.0")
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [("60", 120), ("110.5", 126), ("3600", 3615)])
+def test_an_agent_that_drains_its_node_is_not_killed_within_its_grace(managers, typed, grace, seconds):
+    words = ["install", "--dry-run", "--name", "studio", "--drain-on-term", "--grace", grace]
+    assert f"TimeoutStopSec={seconds}" in typed.json(*words)["content"].splitlines()
+    job = plistlib.loads(typed.json(*words, manager="launchd")["content"].encode())
+    assert job["ExitTimeOut"] == seconds
 
 
 @pytest.mark.parametrize(
@@ -162,7 +170,7 @@ def test_launchd_from_install_to_uninstall(managers: Managers, typed: Typed) -> 
     code, out, _ = typed("install", "--name", "studio", manager="launchd")
     assert code == 0 and lacks in out
     places = [
-        out.index(words) for words in (f"write {managers.plist}\n    <?xml", "run launchctl enable", "\nservice ")
+        out.index(words) for words in (f"write {managers.plist}\n    <?xml", "run launchctl enable", "\ninstalled ")
     ]
     assert places == sorted(places), "the file and the commands, before it acts, and then the state"
     begin = [f"launchctl enable {at}/trainctl.agent", f"launchctl bootstrap {at} {managers.plist}"]

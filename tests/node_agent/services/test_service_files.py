@@ -10,13 +10,12 @@ import pytest
 from tests.waiting import HANG_SECONDS
 
 from trainctl.node_agent.services.managed_service import (
-    CALL_SECONDS,
     UNIT,
     Manager,
     Service,
     State,
-    installed_node,
     launchd_state,
+    logs_named,
     property_list,
     systemd_state,
     unit,
@@ -27,7 +26,7 @@ RUNS = State(loaded=True, enabled=True, running=True, pid=7, detail="active (run
 
 def service(**changes: Any) -> Service:
     fields: dict[str, Any] = {
-        "node": "studio", "command": ("/bin/sh", "-m", "x", "--name", "studio", "--state", "/s p/100%/$HOME"),
+        "command": ("/bin/sh", "-m", "x", "--name", "studio", "--state", "/s p/100%/$HOME"),
         "scope": "system", "user": "root", "logs": Path("/s p/studio/logs"),
     }  # fmt: skip
     return Service(**{**fields, **changes})
@@ -41,24 +40,23 @@ SETTINGS = (
 
 
 def test_the_unit_has_every_setting() -> None:
-    text = unit(service())
+    text = unit(service()).decode()
     assert not [setting for setting in SETTINGS if setting not in text.splitlines()]
     # Where systemd looks for it: in [Unit] since 230, elsewhere it would be left alone.
     order = [text.index(word) for word in ("StartLimitIntervalSec", "[Service]", "WatchdogSec", "[Install]")]
     assert order == sorted(order)
     assert 'ExecStart=/bin/sh -m x --name studio --state "/s p/100%%/$$HOME"\n' in text
-    assert installed_node(text.encode()) == ("studio", Path("/s p/studio/logs"))
-    assert installed_node(b"\xff[X-Trainctl]\nNode=a\n") is None
-    users = unit(service(scope="user", nice=5))
+    assert logs_named(text.encode()) == Path("/s p/studio/logs")
+    users = unit(service(scope="user", nice=5)).decode()
     assert "User=" not in users and {"WantedBy=default.target", "Nice=5"} <= set(users.splitlines())
 
 
 def test_the_agents_environment_is_in_the_unit_as_it_was_given() -> None:
     odd = 'a "b" \\ %h $x\n\tü'
-    text = unit(service(environment=(("ODD", odd), ("PATH", "/only"), ("PLAIN", "x"))))
+    text = unit(service(environment=(("ODD", odd), ("PATH", "/only"), ("PLAIN", "x")))).decode()
     assert 'Environment="ODD=a \\"b\\" \\\\ %%h $x\\n\\tü"\n' in text
     assert text.count("Environment=PATH=") == 1 and "Environment=PATH=/only\n" in text
-    assert "Environment=PATH=/bin:/usr/local/bin:" in unit(service())
+    assert "Environment=PATH=/bin:/usr/local/bin:" in unit(service()).decode()
 
 
 def test_the_property_list_has_every_key_and_survives_being_parsed() -> None:
@@ -74,7 +72,7 @@ def test_the_property_list_has_every_key_and_survives_being_parsed() -> None:
     }  # fmt: skip
     assert "/opt/homebrew/bin" in job["EnvironmentVariables"]["PATH"].split(":")  # where macmon is
     assert job["EnvironmentVariables"]["PATH"].split(":")[0] == "/bin"  # the interpreter's own folder
-    assert installed_node(property_list(service())) == ("studio", Path("/s p/studio/logs"))
+    assert logs_named(property_list(service(logs=Path("/s p/a&b/logs")))) == Path("/s p/a&b/logs")
     users = plistlib.loads(property_list(service(scope="user")))
     assert "UserName" not in users and "Nice" not in users
 
@@ -91,7 +89,7 @@ def test_systemd_finds_no_fault_with_the_unit(tmp_path: Path, scope: Any) -> Non
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
         return done.returncode, done.stdout + done.stderr
 
-    whole = unit(service(scope=scope, nice=5, environment=(("ODD", 'a "b" \\ %h $x\n'), ("WITH", "y z"))))
+    whole = unit(service(scope=scope, nice=5, environment=(("ODD", 'a "b" \\ %h $x\n'), ("WITH", "y z")))).decode()
     status, found = verify(whole)
     assert status == 0 and UNIT not in found, found
     assert "'KilMode'" in verify(whole.replace("KillMode=", "KilMode="))[1], "it would find a fault"
@@ -110,31 +108,22 @@ def test_what_a_manager_says_of_a_service_is_its_state() -> None:
     assert not launchd_state(None).loaded
 
 
-@pytest.mark.parametrize(("grace", "seconds"), [("60.0", 120), ("110.5", 126), ("3600.0", 3615)])
-def test_an_agent_that_drains_its_node_is_not_killed_within_its_grace(grace: str, seconds: int) -> None:
-    drains = service(command=("/bin/sh", "--drain-on-term", "--grace", grace))
-    data = property_list(drains)
-    assert f"TimeoutStopSec={seconds}" in unit(drains).splitlines()
-    assert plistlib.loads(data)["ExitTimeOut"] == seconds
-    assert seconds < CALL_SECONDS, "systemctl and launchctl are waited for as long"
-
-
 @pytest.mark.parametrize("data", [b"", b"{}", b"<plist>", plistlib.dumps([]), plistlib.dumps({"Label": "x"})])
-def test_another_programs_file_names_no_node(data: bytes) -> None:
-    assert installed_node(data) is None
+def test_another_programs_file_names_no_logs(data: bytes) -> None:
+    assert logs_named(data) is None
 
 
 def commands(steps: list[tuple[str, ...]]) -> list[str]:
-    """The verb of each step, such as enable or write."""
+    """The verb of each step, such as enable or rm."""
     return [step[0 if step[0] == "rm" else 1] for step in steps]
 
 
 def test_a_service_that_is_there_and_does_not_run_is_enabled_and_started() -> None:
     systemd, launchd = Manager("system", "systemd"), Manager("system", "launchd")
-    there, runs = State(loaded=True, data=b"x"), State(True, True, True, 7, "running", b"x")
+    there, runs = State(loaded=True), State(True, True, True, 7, "running")
     assert commands(systemd.start_commands(there, "ada")) == ["daemon-reload", "enable", "restart"]
-    assert commands(systemd.stop_commands(there)) == ["stop", "disable", "rm", "daemon-reload"]
-    assert commands(launchd.start_commands(State(data=b"x"), "ada")) == ["enable", "bootstrap"]
+    assert commands(systemd.stop_commands(there)) == ["disable", "rm", "daemon-reload"]
+    assert commands(launchd.start_commands(State(), "ada")) == ["enable", "bootstrap"]
     assert commands(launchd.start_commands(runs, "ada")) == ["bootout", "enable", "bootstrap"]
     assert commands(launchd.stop_commands(runs)) == ["bootout", "rm"]
     assert launchd.start_commands(runs, "ada")[0][-1] == "system/trainctl.agent"

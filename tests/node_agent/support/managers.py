@@ -19,12 +19,11 @@ show)
     else echo ActiveState=inactive; echo SubState=dead; echo MainPID=0; fi ;;
 daemon-reload) [ -e "$UNIT" ] && touch "$FAKE/known" || rm -f "$FAKE/known" ;;
 enable) touch "$FAKE/enabled" ;;
-disable) rm -f "$FAKE/enabled" ;;
+disable) rm -f "$FAKE/enabled"; [ "$2" = --now ] && rm -f "$FAKE/active" ;;
 start|restart)
     is dies && { echo "Job for $2 failed because the control process exited with error code." >&2; exit 1; }
     is known || { echo "Unit $2 not found." >&2; exit 5; }
     echo "$PPID" > "$FAKE/active" ;;
-stop) rm -f "$FAKE/active" ;;
 *) echo "Unknown command verb $1." >&2; exit 1 ;;
 esac
 """
