@@ -27,8 +27,7 @@ from trainctl.protocol.config import run_file
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.trainer import demo_assets
 from trainctl.trainer.backends.load import load
-from trainctl.trainer.calibration.measurements import StepRunner
-from trainctl.trainer.calibration.sweep import Sweep
+from trainctl.trainer.calibration.sweep import StepRunner, Sweep
 from trainctl.trainer.data.dataset import open_dataset
 
 TEXT = Path(__file__).resolve().parents[3] / "examples" / "speeches.txt"

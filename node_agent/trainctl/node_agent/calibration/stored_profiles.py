@@ -34,15 +34,13 @@ class StoredProfiles:
 
     def __init__(self, node: str, directory: Path) -> None:
         self._node, self._folder = node, directory / "profiles"
-        self._key: tuple[tuple[int, str, str, str], RunFile, ProfileKey] | None = (
-            None  # the last one, and what it is of
-        )
-        self._newest: tuple[ProfileKey, int, ProfileSummary | None] | None = None  # the last key, and the folder's time
+        self._fitting: tuple[object, ProfileKey, ProfileSummary | None] | None = None  # of the rank that spoke last
         self._passes: dict[ProfileKey, dict[int, deque[Pass]]] = {}  # that ranks showed, by micro-batch
 
     def add(self, profile: DeviceProfile) -> None:
         """Raises OSError."""
         write_profile(self._folder, profile)
+        self._fitting = None
 
     def newest(self, limit: int) -> tuple[DeviceProfile, ...]:
         """Return the newest profiles, the newest first."""
@@ -57,9 +55,9 @@ class StoredProfiles:
         """Return a rank's message, with the profile that fits the rank if it says what the rank has loaded."""
         match message:
             case Ready():
-                return msgspec.structs.replace(message, profile=self._fitting(message, config))
+                return msgspec.structs.replace(message, profile=self._profile(message, config))
             case Alive(ready=ready) if ready is not None:
-                fitting = msgspec.structs.replace(ready, profile=self._fitting(ready, config))
+                fitting = msgspec.structs.replace(ready, profile=self._profile(ready, config))
                 return msgspec.structs.replace(message, ready=fitting)
         return message
 
@@ -69,9 +67,9 @@ class StoredProfiles:
             return
         micro = min(step.micro_batch, step.own_samples)
         seconds = (step.phases.forward + step.phases.backward) * micro / step.own_samples
-        if self._key is not None and seconds > 0:
+        if self._fitting is not None and seconds > 0:
             peak = step.values.get("memory_peak_bytes")
-            shown = self._passes.setdefault(self._key[2], defaultdict(lambda: deque(maxlen=MAX_STEPS)))
+            shown = self._passes.setdefault(self._fitting[1], defaultdict(lambda: deque(maxlen=MAX_STEPS)))
             shown[micro].append(Pass(micro, seconds, int(peak) if peak is not None else None))
 
     def learn(self) -> None:
@@ -95,25 +93,13 @@ class StoredProfiles:
             if learned != profile.passes:
                 self.add(msgspec.structs.replace(profile, passes=learned))
 
-    def _fitting(self, ready: Ready, config: RunFile) -> ProfileSummary | None:
-        """Read again only if the folder has changed: a rank repeats what it has loaded every second."""
-        key, changed = self._key_of(ready, config), self._changed()
-        if self._newest is None or self._newest[:2] != (key, changed):
-            stored = profiles_of_key(self._folder, key)
-            self._newest = (key, changed, summary(stored[-1]) if stored else None)
-        return self._newest[2]
-
-    def _key_of(self, ready: Ready, config: RunFile) -> ProfileKey:
-        """Versions of packages take 10 ms to read, so a process's key is worked out once."""
-        process = ready.pid, ready.backend, ready.device, ready.model_digest
-        if self._key is None or self._key[0] != process or self._key[1] is not config:
+    def _profile(self, ready: Ready, config: RunFile) -> ProfileSummary | None:
+        """Return the newest profile that fits a rank. Versions of packages take 10 ms to read, and a rank repeats what
+        it has loaded every second: it is looked for once for each process."""
+        process = ready.pid, ready.backend, ready.device, ready.model_digest, config
+        if self._fitting is None or self._fitting[0] != process:
             device, digest = ready.device, ready.model_digest
             key = key_of(config, self._node, backend=ready.backend, device=device, model_digest=digest)
-            self._key = (process, config, key)
-        return self._key[2]
-
-    def _changed(self) -> int:
-        try:
-            return self._folder.stat().st_mtime_ns
-        except OSError:
-            return 0
+            stored = profiles_of_key(self._folder, key)
+            self._fitting = (process, key, summary(stored[-1]) if stored else None)
+        return self._fitting[2]

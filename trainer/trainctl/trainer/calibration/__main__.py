@@ -43,8 +43,14 @@ from trainctl.protocol.machine import speeds
 from trainctl.protocol.machine.file_digests import model_digests
 from trainctl.protocol.machine.process_title import set_title
 from trainctl.trainer.backends.load import import_library, load
-from trainctl.trainer.calibration.measurements import MATMUL_SECONDS, StepRunner, matmul_rates
-from trainctl.trainer.calibration.sweep import GRID_SECONDS, SWEEP_SECONDS, Sweep
+from trainctl.trainer.calibration.sweep import (
+    GRID_SECONDS,
+    MATMUL_SECONDS,
+    SWEEP_SECONDS,
+    StepRunner,
+    Sweep,
+    matmul_rates,
+)
 from trainctl.trainer.common import logs
 from trainctl.trainer.common.errors import DeviceMemoryError, first_line
 from trainctl.trainer.data.dataset import Dataset, open_dataset
@@ -105,7 +111,8 @@ class Calibration:
             raise TrainctlError(
                 "out of memory with a micro-batch of one sample; use a smaller model or shorter samples"
             )
-        self._measure("steps", self._steps)
+        effective = self._table.share or self._config.batch.global_
+        self._measure("steps", lambda: self._sweep.measure_steps(effective, self._part_of(GRID_SECONDS)))
         self._measure("forward passes", self._forward)
         self._wait_for(QUIET, self._keep_busy)
         self._wait_for(REST)
@@ -124,10 +131,9 @@ class Calibration:
         _say(part)
         try:
             measure()
-        except DeviceMemoryError:
-            _say(f"{part}: not measured: out of memory")
         except _FAILED as error:
-            _say(f"{part}: not measured: {first_line(error)}")
+            why = "out of memory" if isinstance(error, DeviceMemoryError) else first_line(error)
+            _say(f"{part}: not measured: {why}")
 
     def _wait_for(self, stage: int, meanwhile: Callable[[], None] | None = None) -> None:
         """Wait until a stage may begin. The time doesn't count."""
@@ -144,10 +150,6 @@ class Calibration:
         """Run a pass: others may still be timing theirs, and should find the machine as busy as it was."""
         with contextlib.suppress(DeviceMemoryError):  # another node may need the memory now
             self._runner.time_again(max(self._sweep.passes, key=lambda timed: timed.rate))
-
-    def _steps(self) -> None:
-        effective = self._table.share or self._config.batch.global_
-        self._sweep.measure_steps(effective, self._part_of(GRID_SECONDS))
 
     def _forward(self) -> None:
         """Sizes whose training passes fit, the smallest first, until the time for them has passed."""
