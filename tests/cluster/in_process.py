@@ -29,7 +29,7 @@ from trainctl.node_agent.conductor import conductor, restarts
 from trainctl.node_agent.planning import share_edits
 from trainctl.node_agent.roles import followed_run, follower
 from trainctl.node_agent.runs import launch
-from trainctl.node_agent.services import spot_notice
+from trainctl.node_agent.services import supervision
 from trainctl.node_agent.transport import conversations, peer_link, peer_pool
 from trainctl.protocol import messages as m
 from trainctl.protocol.client import client as client_module
@@ -59,7 +59,7 @@ PACE = (
     (conductor, "AWAY_SECONDS", 1.5),
     (followed_run, "RECLAIM_SECONDS", RECLAIM_SECONDS),
     (restarts, "RETURN_SECONDS", 0.1),
-    (spot_notice, "INTERVAL_SECONDS", 0.1),
+    (supervision, "NOTICE_SECONDS", 0.1),
     (client_module, "SILENT_AFTER_SECONDS", SILENT_SECONDS),
     (client_module, "REFUSED_PAUSE_SECONDS", 0.05),
 )

@@ -19,7 +19,7 @@ from tests.integration.conftest import keep_processes
 from tests.integration.support.clusters import Cluster, have_back
 from tests.waiting import HANG_SECONDS, until
 
-from trainctl.node_agent.readings.processes import ProcessMeter
+from trainctl.node_agent.readings.host import ProcessMeter
 from trainctl.node_agent.trainers.rank_ports import newest_reports
 from trainctl.protocol import messages as m
 from trainctl.protocol.client.blocking import BlockingClient

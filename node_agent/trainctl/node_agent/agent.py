@@ -29,8 +29,7 @@ from trainctl.node_agent.copies.checkpoint_copies import CheckpointCopies
 from trainctl.node_agent.guests.guest_runs import GuestRuns
 from trainctl.node_agent.guests.guest_socket import GuestSocket
 from trainctl.node_agent.readings import sleep_clock
-from trainctl.node_agent.readings.host import HostReader
-from trainctl.node_agent.readings.processes import ProcessMeter
+from trainctl.node_agent.readings.host import HostReader, ProcessMeter
 from trainctl.node_agent.records import run_folders
 from trainctl.node_agent.records.agent_db import AgentDb
 from trainctl.node_agent.roles.drains import NodeDrain
@@ -41,7 +40,7 @@ from trainctl.node_agent.roles.role import AgentRole
 from trainctl.node_agent.runs import preflight
 from trainctl.node_agent.runs.context import AgentContext
 from trainctl.node_agent.services.managed_service import GRACE_SECONDS
-from trainctl.node_agent.services.spot_notice import SpotNotice
+from trainctl.node_agent.services.supervision import SpotNotice
 from trainctl.node_agent.trainers.ipc import TrainerLink
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.node_agent.transport import bind

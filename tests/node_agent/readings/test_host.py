@@ -17,9 +17,8 @@ from tests.node_agent.support.records import part, reading
 
 from trainctl.node_agent.readings import devices, host
 from trainctl.node_agent.readings.devices import AppleReader, NvidiaReader, Readings, SensorReader, Watch, parse_macmon
-from trainctl.node_agent.readings.host import CpuMeter, HostReader
+from trainctl.node_agent.readings.host import CpuMeter, HostReader, ProcessMeter
 from trainctl.node_agent.readings.kernel_counters import ThermalPressure
-from trainctl.node_agent.readings.processes import ProcessMeter
 from trainctl.node_agent.readings.step_readings import StepReadings
 from trainctl.node_agent.trainers.supervisor import TrainerSupervisor
 from trainctl.protocol import messages as m

@@ -7,7 +7,8 @@ import pytest
 from trainctl.node_agent.alerts.hooks import Outcome
 from trainctl.node_agent.roles.drains import NodeDrain
 from trainctl.node_agent.roles.role import AgentRole
-from trainctl.node_agent.services.spot_notice import WHY, SpotNotice
+from trainctl.node_agent.services.supervision import SPOT_NOTICE as WHY
+from trainctl.node_agent.services.supervision import SpotNotice
 
 KILLED = Outcome(None, "notice took longer than 10 s and was killed")
 

@@ -10,7 +10,7 @@ import msgspec
 from tests.node_agent.support import scenarios
 
 from trainctl.node_agent.records.run_db import RunDb
-from trainctl.node_agent.simulate.simulated_lead import STARTED_AT
+from trainctl.node_agent.simulate.simulation import STARTED_AT
 from trainctl.protocol import messages as m
 from trainctl.protocol.messages.events import RunStateChanged
 from trainctl.protocol.record.paths import RunPaths

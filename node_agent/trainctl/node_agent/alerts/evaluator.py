@@ -11,11 +11,10 @@ from typing import Final
 import msgspec
 
 from trainctl.node_agent.alerts import conditions
-from trainctl.node_agent.alerts.calibrated import CalibratedSpeedWatch, LinkWatch
 from trainctl.node_agent.alerts.conditions import Observation, RunSnapshot, StallWatch
 from trainctl.node_agent.alerts.loss_curve import LossWatch, OwnLossWatch
 from trainctl.node_agent.alerts.rank_health import RankHealthWatch
-from trainctl.node_agent.alerts.slow_ranks import PaceWatch
+from trainctl.node_agent.alerts.slow_ranks import CalibratedSpeedWatch, LinkWatch, PaceWatch
 from trainctl.protocol.analysis.curve import CurveJudge, CurveLimits
 from trainctl.protocol.analysis.slow_ranks import BLOCK_STEPS
 from trainctl.protocol.calibration.profile import ProfileSummary
