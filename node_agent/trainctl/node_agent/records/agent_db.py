@@ -36,20 +36,14 @@ from trainctl.protocol.record.paths import runs_directory
 from trainctl.protocol.record.schema import AGENT_SCHEMA, UNREADABLE, open_for_writing, refusing_damage
 
 T = TypeVar("T")
-_COMMAND_COLUMNS = (
-    "id, digest, verb, args, by, run, node, if_plan, received_at, ttl_seconds, state, step, reason, field, before,"
-    " after, ended_at, plan_version, undoes"
-)
-_ACCEPT = (
-    "INSERT INTO commands (id, digest, verb, args, by, run, node, if_plan, received_at, ttl_seconds, state,"
-    " undoes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-)
+_COLUMNS = tuple(name for name in KeptCommand.__struct_fields__ if name != "v")
+"""Columns of a command, each named as the message's field that it has."""
+_COMMAND_COLUMNS, _MARKS = ", ".join(_COLUMNS), ", ".join("?" * len(_COLUMNS))
+_COMMAND = f"INSERT INTO commands ({_COMMAND_COLUMNS}) VALUES ({_MARKS}) ON CONFLICT DO NOTHING"  # noqa: S608
 _OUTCOME = (
     "UPDATE commands SET state = ?, step = ?, reason = ?, field = ?, before = ?, after = ?, ended_at = ?,"
     " plan_version = ?, run = coalesce(?, run) WHERE id = ? AND state = 'accepted'"
 )
-_MARKS = ", ".join("?" * len(_COMMAND_COLUMNS.split(",")))
-_KNOWN = f"INSERT INTO commands ({_COMMAND_COLUMNS}) VALUES ({_MARKS}) ON CONFLICT DO NOTHING"  # noqa: S608
 _GENERATION = "REPLACE INTO meta VALUES ('generation', ?)"
 _REFUSAL = "REPLACE INTO refusals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _OLD_REFUSALS = "DELETE FROM refusals WHERE id <= (SELECT max(id) FROM refusals) - ?"
@@ -73,18 +67,8 @@ class JournaledCommand(KeptCommand, tag="kept-command", frozen=True):
 
     def reply(self, rid: str) -> CommandReply:
         """The answer to a client that asks again under `rid`."""
-        return CommandReply(
-            rid=rid,
-            id=self.id,
-            state=self.state,
-            step=self.step,
-            reason=self.reason,
-            field=self.field,
-            before=self.before,
-            after=self.after,
-            plan_version=self.plan_version,
-            run=self.run,
-        )
+        names = ("id", "state", "step", "reason", "field", "before", "after", "plan_version", "run")
+        return CommandReply(rid=rid, **{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -225,21 +209,10 @@ class AgentDb:
 
         Raises RefusedError if it cannot be journaled, and then it must not be acted on.
         """
-        row = (
-            command.id,
-            digest,
-            command.verb,
-            _json(command.args),
-            command.by,
-            command.run,
-            command.node,
-            command.if_plan,
-            at,
-            command.ttl_seconds,
-            "accepted",
-            command.undoes,
-        )
-        return self._write_now("command not journaled", _ACCEPT, row)
+        names = ("id", "verb", "args", "by", "run", "node", "if_plan", "ttl_seconds", "undoes")
+        asked = {name: getattr(command, name) for name in names}
+        kept = KeptCommand(**asked, digest=digest, received_at=at, state="accepted")
+        return self._write_now("command not journaled", _COMMAND, _row(kept))
 
     def outcome(self, ended: KeptCommand) -> None:
         """Keep how a command ended, and which run it turned out to be about.
@@ -327,10 +300,7 @@ class AgentDb:
         known = self.find(kept.id)
         if known is not None and (not known.is_open or known.state == kept.state):
             return
-        values = msgspec.structs.asdict(kept)
-        values["args"] = _json(kept.args)
-        names = (name.strip() for name in _COMMAND_COLUMNS.split(","))
-        self._write_or_keep(_KNOWN, [values[name] for name in names])
+        self._write_or_keep(_COMMAND, _row(kept))
         if kept.state in FINAL_COMMAND_STATES:
             self.outcome(kept)
 
@@ -540,8 +510,12 @@ _KEYS = {"meta": "key", "commands": "id", "runs": "run"}
 
 
 def _command(row: Sequence[Any]) -> JournaledCommand:
-    fields = dict(zip((name.strip() for name in _COMMAND_COLUMNS.split(",")), row, strict=True))
+    fields = dict(zip(_COLUMNS, row, strict=True))
     return JournaledCommand(**{**fields, "args": json.loads(fields["args"])})
+
+
+def _row(kept: KeptCommand) -> list[Any]:
+    return [_json(kept.args) if name == "args" else getattr(kept, name) for name in _COLUMNS]
 
 
 def _json(value: Any) -> str:

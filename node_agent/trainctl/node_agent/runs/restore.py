@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import tomli_w
@@ -107,23 +107,18 @@ def new_run(
         recorder = make_directory(paths, config)
         opening = Opening(Conductor(run, config, durable, _progress(None, durable)), paths, recorder, None)
         if fork is not None:
-            opening = _forked(opening, fork, node, by)
+            try:
+                folder, said = fork.take(paths, recorder, node, by)
+            except RefusedError:
+                recorder.close()
+                shutil.rmtree(paths.directory, ignore_errors=True)
+                raise
+            opening = replace(opening, resume_from=folder, kept=(said,))
     except RefusedError:
         run_folders.unmark(paths.directory)
         raise
     _keep(recorder, durable)
     return opening
-
-
-def _forked(opening: Opening, fork: Fork, node: str, by: str) -> Opening:
-    """Return the opening with a copy of the checkpoint. Raises RefusedError; leaves no run directory then."""
-    try:
-        folder, said = fork.take(opening.paths, opening.recorder, node, by)
-    except RefusedError:
-        opening.recorder.close()
-        shutil.rmtree(opening.paths.directory, ignore_errors=True)
-        raise
-    return replace(opening, resume_from=folder, kept=(said,))
 
 
 def first_durable(config: RunFile, term: int = 1) -> Durable:
@@ -191,11 +186,6 @@ def _read(paths: RunPaths) -> Durable | None:
     return decoded(text, Durable, paths.record) if text is not None else None
 
 
-def _first_step(paths: RunPaths) -> int:
-    durable = _read(paths)
-    return durable.first_step if durable is not None else 0
-
-
 def rollback_step(paths: RunPaths) -> int | None:
     """The step that a pending rollback goes back to, if there is one."""
     durable = _read(paths)
@@ -204,13 +194,11 @@ def rollback_step(paths: RunPaths) -> int | None:
 
 def call_rollback_off(paths: RunPaths) -> None:
     """Have a run that has ended go back no more. Raises InvalidInputError if its record can't be written."""
-    if rollback_step(paths) is None:
-        return
-    with _recorder(paths) as recorder:
-        durable = _kept(recorder)
-        if durable is not None:
+    durable = _read(paths)
+    if durable is not None and durable.rollback is not None:
+        with _recorder(paths) as recorder:
             _keep(recorder, msgspec.structs.replace(durable, rollback=None))
-        recorder.close()
+            recorder.close()
 
 
 def note_end(paths: RunPaths, state: RunState, reason: str, ordered: Command | None = None) -> None:
@@ -222,20 +210,12 @@ def note_end(paths: RunPaths, state: RunState, reason: str, ordered: Command | N
         last = recorder.last_state()
         step = last.step.step if last.step is not None else 0
         change = RunStateChanged("going back", state, reason, step)
+        about: dict[str, Any] = {"step": step, "generation": last.generation}
         if ordered is None:
-            recorder.event(time.time(), change, "error", "auto", step=step, generation=last.generation)
+            recorder.event(time.time(), change, "error", "auto", **about)
         else:
-            recorder.event(
-                time.time(),
-                change,
-                "info",
-                ordered.by or "unknown",
-                step=step,
-                generation=last.generation,
-                command=ordered.id,
-                verb=ordered.verb,
-                outcome="applied",
-            )
+            about |= {"command": ordered.id, "verb": ordered.verb, "outcome": "applied"}
+            recorder.event(time.time(), change, "info", ordered.by or "unknown", **about)
         for key in VIEW_KEYS:
             if (text := recorder.meta(key)) is not None:
                 view = msgspec.structs.replace(decode_json(text, RunView), state=state, reason=reason)
@@ -248,10 +228,8 @@ def own(paths: RunPaths, term: int) -> None:
     with _recorder(paths) as recorder:
         durable = _kept(recorder)
         if durable is not None:
-            _keep(
-                recorder,
-                msgspec.structs.replace(durable, generation=max(durable.generation, Generation(term, 0))),
-            )
+            generation = max(durable.generation, Generation(term, 0))
+            _keep(recorder, msgspec.structs.replace(durable, generation=generation))
         recorder.close()
 
 
@@ -285,7 +263,9 @@ def old_run(
     if node in config.nodes:
         preflight.check_on(config, node, str(paths.run_file), placement)
     step = source.step
-    if step < (begun := _first_step(paths)):
+    known = _read(paths)
+    begun = known.first_step if known is not None else 0
+    if step < begun:
         problem = f"started from a checkpoint of step {begun}, which is gone or unreachable, and has no newer one"
         raise InvalidInputError("resume", f"{paths.directory.name} {problem}")
     if step >= config.run.steps:
@@ -311,7 +291,10 @@ def old_run(
                 settings = share_edits.lose(settings, rank).settings
         generation = max(_highest(durable, before, seen), Generation(term, 0))
         # First of all: checkpoints of later steps, on whichever node, were written before this event and don't count.
-        going = _resumed(recorder, clock(), generation, step, last, "auto" if starter is None else by)
+        text = f"resumed from step {step:,}{': later steps are repeated' * (last is not None and last.step > step)}"
+        change, sender = RunStateChanged("", "resumed", text), "auto" if starter is None else by
+        severity: Severity = "warning" if sender == "auto" else "info"
+        going = recorder.event(clock(), change, severity, sender, step=step, generation=generation)
         recorder.retract_after(step)
         checkpoints.supersede(paths.checkpoints, step)
         state = recorder.last_state()
@@ -352,23 +335,14 @@ def old_run(
         )
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state.step, durable))
-        notices = _undone(durable.settings, kept, step + 1) + _skips_in_words(skipped, step)
-        notices += _gone_further_back(asked, step)
+        notices = (f"settings restored to step {step + 1}; later changes are undone",) * (settings != kept)
+        notices += _skips_in_words(skipped, step) + _gone_further_back(asked, step)
         if lost:
-            notices += (_gap_in_words(state.step.step if state.step is not None else 0, step),)
+            first = state.step.step + 1 if state.step is not None else 1
+            missing = f"step {step:,}" if first == step else f"steps {first:,} to {step:,}"
+            why = f"as in a power cut; the run continues from its checkpoint of step {step:,}"
+            notices += (f"the record has lost {missing}, {why}",)
         return Opening(conductor, paths, recorder, source.folder, notices, (going,))
-
-
-def _resumed(
-    recorder: RunDb, at: float, generation: Generation, step: int, last: StepCommitted | None, by: str
-) -> Event:
-    """`last`: the last step before the run went back."""
-    text = f"resumed from step {step:,}" + (
-        ": later steps are repeated" if last is not None and last.step > step else ""
-    )
-    severity: Severity = "warning" if by == "auto" else "info"
-    change = RunStateChanged("", "resumed", text)
-    return recorder.event(at, change, severity, by, step=step, generation=generation)
 
 
 def surviving_run(
@@ -460,11 +434,6 @@ def _cursor_after(recorder: RunDb, source: Source, last: StepCommitted | None, s
     return cursor + (source.step - step) * settings.global_batch
 
 
-def _gap_in_words(last: int, step: int) -> str:
-    missing = f"step {step:,}" if last + 1 == step else f"steps {last + 1:,} to {step:,}"
-    return f"the record has lost {missing}, as in a power cut; the run continues from its checkpoint of step {step:,}"
-
-
 def _skips(durable: Durable, settings: Settings, start: int, step: int) -> tuple[Skipped, ...]:
     """Return what is skipped up to `step`, and what the rollback to it asks to skip from the position `start` on. Skips
     at later steps are undone with these."""
@@ -519,12 +488,6 @@ def _with_source(settings: Settings, node: str) -> Settings:
     return share_edits.edit(settings, apportion(settings.global_batch, weights | dict.fromkeys(out, evenly))).settings
 
 
-def _undone(then: Settings, latest: Settings, step: int) -> tuple[str, ...]:
-    if then == latest:
-        return ()
-    return (f"settings restored to step {step}; later changes are undone",)
-
-
 @contextmanager
 def _recorder(paths: RunPaths) -> Iterator[RunDb]:
     """The run's recorder, left open unless what is done with it fails. Raises BusyError if another process has the
@@ -556,9 +519,8 @@ def _complete(recorder: RunDb, paths: RunPaths, durable: Durable) -> None:
             or recorder.is_retracted(report.step, report.generation)
         ):
             continue
-        row = progress.commit(plan, report)
-        node = _kept_node(recorder, report.rank)
-        recorder.commit(row, [rank_step(report, node)], report.finished_at)
+        node = durable.settings.ranks[report.rank].node
+        recorder.commit(progress.commit(plan, report), [rank_step(report, node)], report.finished_at)
 
 
 def _kept_reports(paths: RunPaths, after_step: int, least: Generation) -> list[Report]:
@@ -574,11 +536,6 @@ def _kept_reports(paths: RunPaths, after_step: int, least: Generation) -> list[R
             if report.generation >= least and (known is None or report.generation > known.generation):
                 found[report.step] = report
     return [found[step] for step in sorted(found)]
-
-
-def _kept_node(recorder: RunDb, rank: int) -> str:
-    durable = _kept(recorder)
-    return durable.settings.ranks[rank].node if durable is not None else ""
 
 
 def _first_settings(config: RunFile) -> Settings:
@@ -625,15 +582,15 @@ def _kept(recorder: RunDb) -> Durable | None:
 def _make_again(paths: RunPaths) -> str:
     """From what can be read of it and of its ranks' own. What its conductor kept and can't be decoded goes: the run
     continues from its newest step, as its file has it."""
-    aside = salvage.rebuild(paths.record, RUN_SCHEMA, partial(_salvaged, paths))
+
+    def fill(connection: sqlite3.Connection) -> None:
+        add_rank_records(paths, connection)
+        for key in _undecodable(paths, connection):
+            connection.execute("DELETE FROM meta WHERE key = ?", (key,))
+
+    aside = salvage.rebuild(paths.record, RUN_SCHEMA, fill)
     where = f"moved to {aside.name}" if aside is not None else "its file is gone"
     return f"{paths.record} was damaged: {where}, and made again from what could be read of it and the ranks' records"
-
-
-def _salvaged(paths: RunPaths, connection: sqlite3.Connection) -> None:
-    add_rank_records(paths, connection)
-    for key in _undecodable(paths, connection):
-        connection.execute("DELETE FROM meta WHERE key = ?", (key,))
 
 
 def _undecodable(paths: RunPaths, connection: sqlite3.Connection) -> list[str]:
