@@ -177,7 +177,10 @@ def _say_growth(found: Growth | None, last_step: int) -> Said:
 
 def _say_idle(percent: float, gpu: GpuReading, recent: list[_Step], limits: Sequence[ClockLimit]) -> Said:
     """A limited clock comes first: it makes everything else slow."""
-    reason, advice = _limited(limits[0]) if limits else _idle_reason(recent)
+    if limits:
+        reason, advice = f"its clock is limited by {CLOCK_LIMITED_BY[limits[0]]}", _LIMITED[limits[0]]
+    else:
+        reason, advice = _idle_reason(recent)
     text = f"device busy {percent:.0f} % of the time{f': {reason}' if reason else ''}"
     return Said(text, (f"{gpu.name}, median of the last {BUSY_READINGS} s",), (advice,) if advice else ())
 
@@ -197,10 +200,6 @@ _REASONS: Final = {
     "wait": ("it waits for the lead's next plan", "look at the lead's load and the round trip to it"),
 }
 """By phase: why a device is idle, and what to do."""
-
-
-def _limited(limit: ClockLimit) -> tuple[str, str]:
-    return f"its clock is limited by {CLOCK_LIMITED_BY[limit]}", _LIMITED[limit]
 
 
 def _idle_reason(recent: list[_Step]) -> tuple[str, str]:

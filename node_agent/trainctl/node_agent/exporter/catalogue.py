@@ -117,13 +117,9 @@ RANK_SPECS = (
 
 def _exported(scope: Scope) -> tuple[Metric, ...]:
     """Metrics of the last step; those of times and totals have counters and a histogram."""
-    return tuple(
-        metric for metric in METRICS.values() if metric.scope == scope and metric.drawn and not _is_summed(metric)
-    )
-
-
-def _is_summed(metric: Metric) -> bool:
-    return metric.name in ("step_seconds", "eval_loss", "perplexity") or metric.field.startswith("phases.")
+    drawn = [metric for metric in METRICS.values() if metric.scope == scope and metric.drawn]
+    summed = ("step_seconds", "eval_loss", "perplexity")
+    return tuple(metric for metric in drawn if metric.name not in summed and not metric.field.startswith("phases."))
 
 
 def exported_name(metric: str) -> str:

@@ -23,7 +23,8 @@ def choose(group: GroupTable, ready: Mapping[str, Ready]) -> Engine:
         if lack:
             raise InvalidInputError(FIELD, f"{group.engine}: {lack}")
         return group.engine
-    gloo_lack = _lack("gloo", ready) or _not_linux(ready)
+    others = (f"{node} is not on Linux" for node, answer in ready.items() if answer.system != "Linux")
+    gloo_lack = _lack("gloo", ready) or next(others, "")
     if not gloo_lack:
         return "gloo"
     ring_lack = _lack("ring", ready)
@@ -44,10 +45,6 @@ def _lack(engine: Engine, ready: Mapping[str, Ready]) -> str:
                 f"one group"
             )
     return ""
-
-
-def _not_linux(ready: Mapping[str, Ready]) -> str:
-    return next((f"{node} is not on Linux" for node, answer in ready.items() if answer.system != "Linux"), "")
 
 
 def disagreement(ready: Mapping[str, Ready]) -> str | None:

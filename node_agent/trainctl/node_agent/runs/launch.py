@@ -222,7 +222,9 @@ class Launch:
         except (InvalidInputError, RefusedError) as error:
             if extended is not None:
                 await asyncio.to_thread(restore.write_run_file, paths, as_it_was)
-            await self._call_off(known, hosted, str(error))
+            for rank, other in hosted.items():
+                if other in self._peers.links:
+                    await self._peers.links[other].end_rank(known.run, rank, known.state, str(error))
             raise
 
     async def _newer(self, paths: RunPaths, nodes: Collection[str], source: Source) -> Source | None:
@@ -262,11 +264,6 @@ class Launch:
         self._name(run)
         self.early = []  # what was said before was of an earlier life of the run
         await self._peers.host(run, ranks, config, generation, source.step_for, call_off=call_off)
-
-    async def _call_off(self, known: KnownRun, ranks: dict[int, str], reason: str) -> None:
-        for rank, node in ranks.items():
-            if node in self._peers.links:
-                await self._peers.links[node].end_rank(known.run, rank, known.state, reason)
 
     def session(self, opening: restore.Opening, started_at: float, listener: RunListener) -> Session:
         """Return the session of a run that has been opened, with its ranks wherever they are."""

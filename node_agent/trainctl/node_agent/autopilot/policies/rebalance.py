@@ -134,11 +134,10 @@ class Rebalance(Policy):
         gain = _gain(facts, memory, stepped) if isinstance(stepped, Stepped) and is_known else None
         best = _best(facts, stepped) if isinstance(stepped, Stepped) and is_known else None
         quiet = memory.kept.get("quiet until", 0.0) - facts.step
+        above = next((number for number, part in enumerate(reversed(seen.gains)) if part < table.gain), len(seen.gains))
         figures = [
             PolicyFigure("gain of the best split", best.part if best else None, table.gain, "part"),
-            PolicyFigure(
-                "windows in a row that showed it", _last_above(seen.gains, table.gain), table.windows, acts="at"
-            ),
+            PolicyFigure("windows in a row that showed it", above, table.windows, acts="at"),
             PolicyFigure("steps until the next split may come", max(quiet, 0.0)),
         ]
         is_due = gain is not None and seen.steps >= LEAST_STEPS and quiet <= 0
@@ -151,10 +150,6 @@ def _best(facts: RunFacts, stepped: Stepped) -> _Gain:
     settings = facts.durable.settings
     costs = share_edits.costs(settings, stepped.models, stepped.most_micro)
     return _Gain(_slowest(settings, stepped.models), slowest(split(settings.global_batch, costs), costs))
-
-
-def _last_above(gains: deque[float], least: float) -> int:
-    return next((number for number, gain in enumerate(reversed(gains)) if gain < least), len(gains))
 
 
 def _go_back(facts: RunFacts, memory: Memory) -> None:
