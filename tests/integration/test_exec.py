@@ -313,6 +313,29 @@ def test_detached_it_outlives_its_caller_and_has_its_log(agent: AgentProcess, tm
     until(lambda: not psutil.pid_exists(known["keeper_pid"]), 60, "the shim to end")
 
 
+@pytest.mark.parametrize("options", [(), ("--detach",)])
+@pytest.mark.parametrize(("content", "status"), [("#!/no/interpreter\n", 127), ("\0", 126)])
+def test_a_command_that_cannot_start_has_a_shells_status_and_fails_its_run(
+    options: tuple[str, ...], content: str, status: int, agent: AgentProcess, tmp_path: Path
+) -> None:
+    program = tmp_path / "train"
+    program.write_text(content, "utf-8")
+    program.chmod(0o755)
+    done = watched(agent, tmp_path, str(program), options=options)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert until(lambda: run_of(agent) and ended(agent)).state == "failed"
+
+
+def test_output_that_is_lost_is_said_and_no_success(agent: AgentProcess, tmp_path: Path) -> None:
+    words = [*EXEC, "--name", "guest", "--", "sh", "-c", "echo all of it"]
+    env = {**os.environ, "TRAINCTL_CONNECT": agent.address}
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(words, env=env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=HANG_SECONDS)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert until(lambda: ended(agent)).state == "finished"
+
+
 def test_env_gives_variables_by_which_a_loop_finds_its_run(agent: AgentProcess, tmp_path: Path) -> None:
     env = {**os.environ, "TRAINCTL_CONNECT": agent.address}
     said = subprocess.run([*EXEC, "--name", "guest", "--env"], env=env, capture_output=True, text=True, check=True)

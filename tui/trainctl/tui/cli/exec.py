@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from trainctl.tui.exec.exec_run import RunPlace
 
 app = subcommands()
-_CANNOT_EXECUTE = 126
-_NOT_FOUND = 127
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -70,7 +68,7 @@ def exec(  # noqa: A001
     if shutil.which(words[0]) is None:
         is_there = Path(words[0]).exists()
         output.complain(f"{words[0]}: {'permission denied' if is_there else 'command not found'}")
-        return _CANNOT_EXECUTE if is_there else _NOT_FOUND
+        return exec_run.CANNOT_EXECUTE if is_there else exec_run.NOT_FOUND
     followed = MetricFile(metrics) if metrics is not None else None
     if ready is None and not place.socket:
         output.complain("no agent runs on this machine: the run isn't shown; trainctl-agent run starts one")
@@ -79,11 +77,11 @@ def exec(  # noqa: A001
         return _detach(place, [*options, *(["--connect", address] if address else []), "--", *words])
     if ready is not None:
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)  # which the shim has ignored
-    return exec_run.run(place, words, {**os.environ, **variables}, followed, ready)
+    return exec_run.run(place, words, {**os.environ, **variables}, followed, ready, output.complain)
 
 
 def _detach(place: "RunPlace", options: list[str]) -> int:
-    """Run the same under a shim, and return once its run exists."""
+    """Run the same under a shim, and return once the command runs, or can't be started."""
     from trainctl.tui.exec.exec_run import READY
 
     log = place.paths.log(0)
@@ -102,10 +100,10 @@ def _detach(place: "RunPlace", options: list[str]) -> int:
     )
     os.close(theirs)
     with os.fdopen(ours, "rb") as said:  # the shim has the other end too: its end is that of this one
-        is_ready = said.read(len(READY)) == READY
+        answer = said.read(len(READY))
     process.returncode = 0  # it outlives this process
-    if not is_ready:
+    if answer != READY:
         output.complain(f"{place.run} didn't start: see {log}")
-        return 1
+        return int(answer or 1)
     output.say(place.run)
     return 0

@@ -24,7 +24,9 @@ from trainctl.tui.exec.metric_files import MetricFile
 from trainctl.tui.exec.process import Process
 
 READY = b"ready"
-"""Said by a detached command's process once the run exists."""
+"""Said by a detached command's process once the command runs; a command that can't be started: its exit status."""
+CANNOT_EXECUTE, NOT_FOUND = 126, 127
+"""Exit statuses of shells for a command that can't be started."""
 LAST_LINES = 20
 """Lines of a failed command's output in its event."""
 STOP_SECONDS = 120.0
@@ -215,19 +217,38 @@ def run(
     environment: Mapping[str, str],
     metrics: MetricFile | None,
     ready: int | None,
+    complain: Callable[[str], object],
 ) -> int:
-    """Run a command as a run, and return its exit status. `ready`: a descriptor on which is said that the run exists;
-    the command's output is its log already then. Raises OSError if the command can't be started."""
+    """Run a command as a run, and return its exit status, but 1 for 0 where output was lost.
+
+    `ready`: a descriptor on which is said that the command runs, or how it failed to start; its output is its log
+    already then. `complain`: prints a failure as one line.
+    """
     log = OutputLog(place.paths.log(0), is_written=ready is not None)
     process = Process(command, environment, log.take if ready is None else None)
     own = ExecRun(place, log, metrics, process.send)
+
+    def answer(text: bytes) -> None:
+        nonlocal ready
+        if ready is not None:
+            os.write(ready, text)
+            os.close(ready)
+            ready = None
+
+    def fail(line: str) -> None:
+        complain(line)
+        log.take(f"trainctl: {line}\n".encode(), 2)
+
     status = 1
     own.begin()
     try:
-        if ready is not None:
-            os.write(ready, READY)
-            os.close(ready)
-        status = process.run()
+        status = process.run(lambda: answer(READY))
+        if process.lost is not None:
+            fail(f"output of {command[0]} was lost: {process.lost.strerror}")
+    except OSError as error:
+        status = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
+        fail(f"{command[0]} can't be started: {error.strerror}")
+        answer(str(status).encode())
     finally:
         own.end(status, Path(command[0]).name)
-    return status
+    return status or int(process.lost is not None)

@@ -46,15 +46,18 @@ class Process:
         self._pid: int | None = None
         self._main = -1  # our end of the pseudo-terminal
         self._is_over = False
+        self.lost: OSError | None = None
+        """The error for which output was lost; a reader that has gone is none."""
 
-    def run(self) -> int:
-        """Run the command and return its exit status as a shell gives it: 128+n for signal n. Raises OSError if it
-        can't be started."""
+    def run(self, started: Callable[[], object] = lambda: None) -> int:
+        """Run the command, call `started` once it runs, and return its exit status as a shell gives it: 128+n for
+        signal n. Raises OSError if it can't be started."""
         taken = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
         with _held([*taken, signal.SIGCHLD]) as usual:
             try:
                 self._enter()
                 threads = self._start(taken, usual)
+                started()
                 while (status := self._ended()) is None:
                     self._on_signal(*_next_signal([*taken, signal.SIGCHLD]))
                 self._drain(threads)
@@ -196,9 +199,15 @@ class Process:
         with contextlib.suppress(OSError):  # EIO: nobody has the pseudo-terminal open
             while data := os.read(source, _PIECE_BYTES):
                 self._copying_at = time.monotonic()
-                _write(target, data)
                 if self._take is not None:
                     self._take(data, target)
+                try:
+                    _write(target, data)
+                except BrokenPipeError:
+                    break
+                except OSError as error:
+                    self.lost = error
+                    break
         os.close(source)
 
     def _type(self, source: int, target: int) -> None:
