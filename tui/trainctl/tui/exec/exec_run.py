@@ -231,7 +231,8 @@ def run(
     def answer(text: bytes) -> None:
         nonlocal ready
         if ready is not None:
-            os.write(ready, text)
+            with contextlib.suppress(BrokenPipeError):  # whoever waited has gone
+                os.write(ready, text)
             os.close(ready)
             ready = None
 
@@ -240,6 +241,8 @@ def run(
         log.take(f"trainctl: {line}\n".encode(), 2)
 
     status = 1
+    if ready is not None:
+        os.set_inheritable(ready, False)  # the command has no use for it
     own.begin()
     try:
         status = process.run(lambda: answer(READY))
