@@ -40,7 +40,7 @@ SOURCES: Final = {
     "diagnosis.svg": "test_diagnosis/test_the_screen[several-120x40].txt",
     "policies.svg": "test_policies/test_the_panel_on_a_policy_that_has_acted[120x40].txt",
     "profile.svg": "test_step_profile/test_the_screen[120x40].txt",
-    "split.svg": "test_pictures/test_split_dialog.txt",
+    "split.svg": "test_pictures/test_split_dialog[plan].txt",
 }
 """Picture of the docs -> picture of the tests."""
 _HEADINGS: Final = {"": "Everywhere", "stepprofile": "Profile"}

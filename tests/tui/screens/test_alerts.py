@@ -163,7 +163,7 @@ async def test_nothing_is_sent_by_a_screen_that_only_reads() -> None:
     assert source.commands == []
 
 
-@at_columns(80)
+@at_columns(80, 120)
 async def test_picture_of_the_panel(pictures: Pictures, columns: int) -> None:
     await pictures.compare(app_of(alerted()), columns, "a", "down")
 

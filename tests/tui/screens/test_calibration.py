@@ -40,7 +40,7 @@ def test_a_machine_that_became_slower_says_what() -> None:
     assert not any(line.startswith("slower: ") for line in shown((PROFILES[1], PROFILES[0]), 120, 39))
 
 
-@at_columns(120)
+@at_columns(80, 120)
 async def test_pictures(pictures: Pictures, columns: int) -> None:
     source = source_of(4)
     source.known_profiles = {"studio": PROFILES}

@@ -289,12 +289,12 @@ def pictured(*keys: str) -> Callable[[Pilot[Any]], Awaitable[None]]:
     return play
 
 
-@at_columns(80)
+@at_columns(80, 120, 200)
 async def test_charts(pictures: Pictures, columns: int) -> None:
     await pictures.compare(app_of(source_of(4)), columns, play=pictured())
 
 
-@at_columns(120)
+@at_columns(80, 120)
 async def test_charts_with_log_crosshair_smoothing_and_tokens(pictures: Pictures, columns: int) -> None:
     await pictures.compare(app_of(source_of(1)), columns, play=pictured("z", "v", "f", "f", *["left"] * 20))
 
@@ -314,6 +314,6 @@ async def test_a_run_laid_over_another(pictures: Pictures) -> None:
     await pictures.compare(app_of(source_of(1)), 120, play=pictured(*keys))
 
 
-@at_columns(80)
+@at_columns(80, 120)
 async def test_the_list_of_metrics(pictures: Pictures, columns: int) -> None:
     await pictures.compare(app_of(source_of(4)), columns, play=pictured("m", "down", "down", "enter"))

@@ -57,11 +57,15 @@ def telling(*findings: m.Finding) -> Recorded:
 
 @pytest.mark.parametrize(
     ("findings", "columns"),
-    [((), 80), ((QUOTA,), 80), ((NAN, QUOTA, LINK), 120)],
-    ids=["healthy", "one", "several-120x40"],
+    [((), 80), ((QUOTA,), 80), ((NAN, QUOTA, LINK), 80), ((NAN, QUOTA, LINK), 120)],
+    ids=["healthy", "one", "several-80x24", "several-120x40"],
 )
 async def test_the_screen(pictures: Pictures, findings: tuple[m.Finding, ...], columns: int) -> None:
     await pictures.compare(app_of(telling(*findings)), columns, "D", *["down"] * (len(findings) > 1))
+
+
+async def test_the_screen_in_ascii(pictures: Pictures) -> None:
+    await pictures.compare(app_of(telling(QUOTA), in_ascii=True), 80, "D")
 
 
 async def test_a_key_opens_the_remedy_s_dialog_filled_and_sends_nothing() -> None:

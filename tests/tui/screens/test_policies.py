@@ -57,9 +57,13 @@ async def test_the_panel(pictures: Pictures) -> None:
     await pictures.compare(app_of(telling()), 80, "P", *["down"] * 5)
 
 
-@at_columns(120)
+@at_columns(80, 120)
 async def test_the_panel_on_a_policy_that_has_acted(pictures: Pictures, columns: int) -> None:
     await pictures.compare(app_of(telling()), columns, "P", *["down"] * 3)
+
+
+async def test_the_panel_in_ascii(pictures: Pictures) -> None:
+    await pictures.compare(app_of(telling(), in_ascii=True), 80, "P")
 
 
 async def test_keys_change_the_mode_turn_it_off_and_undo_its_last_command() -> None:

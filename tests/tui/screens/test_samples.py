@@ -77,7 +77,7 @@ def source_with_pairs(pairs: tuple[m.HeldOutPairs, ...]) -> Recorded:
     return source
 
 
-@at_columns(80)
+@at_columns(80, 120)
 async def test_samples_screen(pictures: Pictures, columns: int) -> None:
     source = source_of(4)
     source.known_samples = samples()
@@ -88,7 +88,7 @@ async def test_without_samples_the_screen_says_how_to_get_some(pictures: Picture
     await pictures.compare(app_of(source_of(4)), 80, "6")
 
 
-@at_columns(80)
+@at_columns(80, 120)
 async def test_pairs_screen(pictures: Pictures, columns: int) -> None:
     await pictures.compare(app_of(source_with_pairs(evaluations())), columns, "6")
 

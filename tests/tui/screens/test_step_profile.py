@@ -120,7 +120,7 @@ def test_lines_have_their_size_whatever_the_names_are(columns: int, rows: int) -
             assert not any("\x1b" in line or "\t" in line for line in made)
 
 
-@at_columns(120)
+@at_columns(80, 120)
 async def test_the_screen(pictures: Pictures, columns: int) -> None:
     await pictures.compare(app_of(source_with(MIXED)), columns, "7", "down", "right", "right")
 
