@@ -126,6 +126,7 @@ def test_each_order_is_carried_out_at_one_step_by_all_ranks(folder: Path, loop: 
         losses = [part["values"]["own_loss"] for part in row["parts"]]
         assert len(losses) == count and row["loss"] == pytest.approx(sum(losses) / count)
         assert [part["rank"] for part in row["parts"]] == [*range(count)]
+        assert row["samples"] == sum(part["samples"] for part in row["parts"]) > row["parts"][0]["samples"]
         assert ranks.server.outcome(stop)["state"] == "applied"
     finally:
         ranks.close()

@@ -183,7 +183,7 @@ class Follower(Group):
     heard_monotonic = math.inf
 
     def __init__(self, rank: int, ranks: int, agree: Store | None, offers: Offers) -> None:
-        self._rows: list[tuple[int, float, float | None]] = []  # number, seconds and loss
+        self._rows: list[tuple[int, dict[str, Any]]] = []  # number, and its part without memory
         self._verbs: dict[str, str] = {}  # as rank 0 has them
         super().__init__(Member(rank, ranks, self._report), agree, offers)
 
@@ -201,8 +201,8 @@ class Follower(Group):
         while self.items:
             item = self.items.popleft()
             if isinstance(item, tuple):
-                fields = self._fields((*item[:4], None, None, None, {}, None))
-                self._rows.append((item[0], fields["step_seconds"], fields.get("loss")))
+                fields = self._fields((*item[:6], None, {}, None))
+                self._rows.append((item[0], _part(self._member.rank, fields)))
         del self._rows[:-_MAX_REPORTED]
 
     def _report(self) -> str:
@@ -258,10 +258,10 @@ class Lead(Group):
     def _hear(self, report: dict[str, Any]) -> None:
         rank = report["rank"]
         self._verbs[rank] = report.get("verbs", self._verbs.get(rank, {}))
-        for number, seconds, loss in report["rows"]:
+        for number, part in report["rows"]:
             self._heard[rank] = number
             if number > self._handed_on:
-                self._parts[number].append(_part(rank, seconds, loss, report["memory"]))
+                self._parts[number].append(_with_memory(part, report["memory"]))
         for outcome in report["outcomes"]:
             self._heard_outcomes[outcome["id"]][rank] = outcome
 
@@ -341,22 +341,36 @@ class Lead(Group):
             self._link.items.append(item)
 
     def _joined(self, number: int, fields: dict[str, Any], memory: int | None) -> Encoded:
-        """Return a step with the parts of all ranks; its loss is their mean."""
+        """Return a step with the parts of all ranks: its loss is their mean, its samples and tokens are their sums,
+        or unknown where only some ranks count. What rank 0 alone counts stands for all."""
         self._handed_on = number
         (own,) = fields["parts"]
-        own.update(_part(0, own["step_seconds"], fields.get("loss"), memory))
+        own.update(_with_memory(_part(0, fields), memory))
         parts = [own, *sorted(self._parts.pop(number, ()), key=lambda part: int(part["rank"]))]
         losses = [part["values"]["own_loss"] for part in parts if "own_loss" in part["values"]]
         if losses:
             fields["loss"] = sum(losses) / len(losses)
+        for name in ("samples", "tokens"):
+            counts = [part[name] for part in parts if name in part]
+            if len(counts) == self._leader.ranks:
+                fields[name] = sum(counts)
+            elif any(name in part for part in parts[1:]):
+                fields.pop(name, None)
         fields["parts"] = parts[:MAX_PARTS]
         return number, to_json(fields)[1:]
 
 
-def _part(rank: int, seconds: float, loss: float | None, memory: int | None) -> dict[str, Any]:
-    values = {"own_loss": loss, "memory_bytes": memory}
-    given = {name: value for name, value in values.items() if value is not None}
-    return {"rank": rank, "step_seconds": seconds, "values": given}
+def _part(rank: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a rank's part of a step that it has counted."""
+    part: dict[str, Any] = {"rank": rank, "values": {"own_loss": fields["loss"]} if "loss" in fields else {}}
+    part.update((name, fields[name]) for name in ("step_seconds", "samples", "tokens") if name in fields)
+    return part
+
+
+def _with_memory(part: dict[str, Any], memory: int | None) -> dict[str, Any]:
+    if memory is not None:
+        part["values"]["memory_bytes"] = memory
+    return part
 
 
 def _merged(outcomes: dict[int, Outcome]) -> tuple[Any, int | None, str, tuple[Any, Any]]:

@@ -87,7 +87,9 @@ class Callback(TrainerCallback):
         values, self._early = self._early, {}
         if self._grad_norm is not None:
             values["grad_norm"] = self._grad_norm
-        tokens = (state.num_input_tokens_seen - self._tokens_seen) or self._tokens
+        tokens = self._tokens
+        if args.world_size == 1:  # else it's a sum over the ranks, each of which gives its own
+            tokens = (state.num_input_tokens_seen - self._tokens_seen) or tokens
         self._tokens_seen = state.num_input_tokens_seen
         loss = sum(self._losses[1:], self._losses[0]) if self._losses else None
         rate, samples = self._used_rate, self._samples

@@ -76,7 +76,7 @@ def torch_loop(kind: str) -> None:
         optimizer.zero_grad()
         said["rates"].append(run._rate.used if run._rate else None)
         time.sleep(PACE)
-        if run.step(loss=loss):
+        if run.step(loss=loss, samples=len(inputs)):
             break
     tell(model, run)
     run.close()
