@@ -81,8 +81,8 @@ def test_systemd_from_install_to_uninstall(managers: Managers, typed: Typed) -> 
     again = typed.json("install", "--name", "studio")
     assert (again["changed"], again["steps"], managers.calls()) == (False, [], [])
     found = typed.json("status")
-    assert found["installed"] and found["node"] == "studio" and found["pid"] == os.getpid()
-    assert found["file"] == str(managers.unit)
+    assert found["installed"] and found["node"] == "studio" and found["pid"] == os.getpid() and found["since"]
+    assert (found["service"], found["file"]) == ("trainctl-agent.service", str(managers.unit))
 
     other = typed.json("install", "--name", "studio", "--nice", "5", "--env", "A=b c")
     assert other["changed"] is True and managers.calls()[:3] == [RELOAD, ENABLE, RESTART]

@@ -122,8 +122,10 @@ def test_a_service_that_is_there_and_does_not_run_is_enabled_and_started() -> No
     systemd, launchd = Manager("system", "systemd"), Manager("system", "launchd")
     there, runs = State(loaded=True), State(True, True, True, 7, "running")
     assert commands(systemd.start_commands(there, "ada")) == ["daemon-reload", "enable", "restart"]
-    assert commands(systemd.stop_commands(there)) == ["disable", "rm", "daemon-reload"]
+    assert commands(systemd.stop_commands(there, installed=True)) == ["disable", "rm", "daemon-reload"]
+    assert commands(systemd.stop_commands(there, installed=False)) == ["stop", "daemon-reload"]
+    assert systemd.stop_commands(State(), installed=False) == []
     assert commands(launchd.start_commands(State(), "ada")) == ["enable", "bootstrap"]
     assert commands(launchd.start_commands(runs, "ada")) == ["bootout", "enable", "bootstrap"]
-    assert commands(launchd.stop_commands(runs)) == ["bootout", "rm"]
+    assert commands(launchd.stop_commands(runs, installed=True)) == ["bootout", "rm"]
     assert launchd.start_commands(runs, "ada")[0][-1] == "system/trainctl.agent"

@@ -173,9 +173,11 @@ class Manager:
         is_system, home = scope == "system", Path.home()
         if name == "systemd":
             user_folder = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "systemd/user"
+            self.service = UNIT
             self.file = (root / "etc/systemd/system" if is_system else user_folder) / UNIT
         else:
             folder = root / "Library/LaunchDaemons" if is_system else home / "Library/LaunchAgents"
+            self.service = LABEL
             self.file = folder / f"{LABEL}.plist"
         self._systemctl = ("systemctl",) if is_system else ("systemctl", "--user")
         self._domain = "system" if is_system else f"gui/{os.getuid()}"  # launchd's: a session at the screen
@@ -223,12 +225,14 @@ class Manager:
         begin = ("launchctl", "enable", self._job), ("launchctl", "bootstrap", self._domain, str(self.file))
         return [*self._bootout(state), *begin]
 
-    def stop_commands(self, state: State) -> list[Command]:
-        """Return the commands that end the agent, not its trainers, and remove the file that is there."""
-        remove = ("rm", "-f", str(self.file))
-        if self.name == "systemd":
-            return [(*self._systemctl, "disable", "--now", UNIT), remove, (*self._systemctl, "daemon-reload")]
-        return [*self._bootout(state), remove]
+    def stop_commands(self, state: State, *, installed: bool) -> list[Command]:
+        """Return the commands that end the agent, not its trainers, and remove the file; none if nothing is there."""
+        remove = [("rm", "-f", str(self.file))] if installed else []
+        if self.name == "launchd":
+            return [*self._bootout(state), *remove]
+        end = [("disable", "--now")] if installed else [("stop",)] if state.loaded else []
+        reload = [(*self._systemctl, "daemon-reload")] if end else []
+        return [*((*self._systemctl, *words, UNIT) for words in end), *remove, *reload]
 
     def _bootout(self, state: State) -> list[Command]:
         return [("launchctl", "bootout", self._job)] if state.loaded else []
@@ -255,9 +259,9 @@ def manager_here() -> ManagerName:
 def systemd_state(text: str) -> State:
     """Return what `systemctl show` says."""
     values = dict(line.partition("=")[::2] for line in text.splitlines())
-    active, enabled = values["ActiveState"], values.get("UnitFileState") == "enabled"
-    detail, pid = f"{active} ({values['SubState']})", int(values["MainPID"]) or None
-    return State(values["LoadState"] == "loaded", enabled, active == "active", pid, detail)
+    active, enabled = values.get("ActiveState", ""), values.get("UnitFileState") == "enabled"
+    detail, pid = f"{active} ({values.get('SubState', '')})" if active else "", int(values.get("MainPID") or 0) or None
+    return State(values.get("LoadState") == "loaded", enabled, active == "active", pid, detail)
 
 
 def launchd_state(job: str | None) -> State:

@@ -10,10 +10,12 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 
 from trainctl.node_agent.services.managed_service import (
@@ -121,7 +123,7 @@ def uninstall(user: User = False, manager: Named = None, dry_run: Dry = False, j
     with _answer(json) as (say, answer):
         machine = _manager(user, manager)
         state, data = machine.look(), machine.installed()
-        commands = [] if data is None else machine.stop_commands(state)
+        commands = machine.stop_commands(state, installed=data is not None)
         if commands and not dry_run:
             machine.check_allowed()
         answer |= {"changed": bool(commands), "steps": [*map(shlex.join, commands)]}
@@ -139,7 +141,7 @@ def uninstall(user: User = False, manager: Named = None, dry_run: Dry = False, j
 
 
 def status(user: User = False, manager: Named = None, json: Json = False) -> None:
-    """Show whether the service is installed and running, and where its file and log are.
+    """Show whether the service is installed and running, since when, and where its file and log are.
 
     Exit codes: 0 running, 3 not running, 4 not installed, 1 the service manager failed, 7 no service manager.
     """
@@ -261,17 +263,23 @@ def _check(options: dict[str, Any]) -> None:
 def _status(machine: Manager, state: State, say: Callable[[str], None]) -> dict[str, Any]:
     """Return what is known of the service, and print it, a line each."""
     data = machine.installed()
-    logs = logs_named(data or b"")
+    logs, since = logs_named(data or b""), None
+    if state.pid is not None:
+        with contextlib.suppress(psutil.Error):
+            since = psutil.Process(state.pid).create_time()
     fields = {
         "installed": data is not None,
         **asdict(state),
+        "since": since,
         "manager": machine.name,
         "scope": machine.scope,
+        "service": machine.service,
         "file": str(machine.file),
         "node": logs.parent.name if logs else None,
         "log": str(logs / "agent.log") if logs else None,
     }
-    for name, value in fields.items():
+    shown = fields if since is None else fields | {"since": f"{datetime.fromtimestamp(since):%Y-%m-%d %H:%M:%S}"}
+    for name, value in shown.items():
         if value not in (None, ""):
             say(f"{name:<9} {('no', 'yes')[value] if isinstance(value, bool) else value}")
     return fields
