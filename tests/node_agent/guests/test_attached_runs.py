@@ -113,6 +113,7 @@ def test_what_a_program_does_not_count_is_not_0_and_it_has_no_log(agent: Blockin
             assert shown.last_step is not None and shown.last_step.tokens is None
             assert shown.run is not None and shown.run.loss_unit == ""
             assert shown.runs[0].rates is not None and shown.runs[0].rates.samples_per_second is None
+            assert not any(series.steps for series in client.ask(m.HistoryRequest, RUN, ("busy_seconds",)).series)
         with pytest.raises(RefusedError, match="keeps its own output"):
             client.ask(m.LogRequest, RUN)
         client.end_run(RUN)

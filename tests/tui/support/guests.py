@@ -23,7 +23,7 @@ def step_of(step: m.StepCommitted) -> m.StepCommitted:
 
 
 def part_of(part: m.RankStep) -> m.RankStep:
-    return msgspec.structs.replace(part, micro_batch=None)
+    return msgspec.structs.replace(part, micro_batch=None, phases=m.Phases())
 
 
 def of_guest(message: Message) -> Message:
@@ -37,7 +37,7 @@ def of_guest(message: Message) -> Message:
             return part_of(message)
         case m.Snapshot(run=m.RunView() as run, last_step=m.StepCommitted() as last):
             parts = tuple(part_of(part) for part in message.rank_steps)
-            series = tuple(one for one in message.series if one.metric in ("step_seconds", "busy_seconds"))
+            series = tuple(one for one in message.series if one.metric == "step_seconds")
             return msgspec.structs.replace(
                 message, run=view_of(run), last_step=step_of(last), rank_steps=parts, series=series
             )

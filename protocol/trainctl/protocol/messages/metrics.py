@@ -78,6 +78,7 @@ _LOSS_UNIT = "nats per token"
 _MAX_NATS = 700.0
 """Loss above which its exponential is too large for a float."""
 _BUSY = " + ".join(f"r.{name}_seconds" for name in BUSY_PHASES)
+_TIMED = " + ".join(f"r.{name}_seconds" for name in PHASES)
 _NOT_FINITE = "CASE WHEN {0} IS NULL OR abs({0}) >= 1e300 THEN 1.0 END"
 _RUN = (
     Metric("loss", _LOSS_UNIT, "run", "loss", "Loss of the step.", "loss", "loss", "loss"),
@@ -346,8 +347,8 @@ _RANK = (
         "busy seconds",
         "Time spent in the data, forward and backward phases.",
         "seconds",
-        "phases.busy",
-        _BUSY,
+        "phases.timed_busy",
+        f"CASE WHEN {_TIMED} > 0 THEN {_BUSY} END",
         "max",
         "busy",
     ),

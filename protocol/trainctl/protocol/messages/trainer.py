@@ -166,7 +166,13 @@ class Phases(msgspec.Struct, frozen=True):
         """Return what the rank itself needs for its share: data, forward and backward."""
         return self.data + self.forward + self.backward
 
+    @property
+    def timed_busy(self) -> float | None:
+        """Return `busy`; None if no phase was timed, as in a training loop that is attached."""
+        return self.busy if self != _UNTIMED else None
 
+
+_UNTIMED = Phases()
 PHASES = Phases.__struct_fields__
 BUSY_PHASES = ("data", "forward", "backward")
 """Phases that the rank itself needs for its share, as in `Phases.busy`."""

@@ -299,7 +299,9 @@ def _with_step(run: RunView, step: StepCommitted) -> RunView:
 
 
 def _rank_step(state: ViewState, step: RankStep, now: float) -> ViewState:
-    values: dict[SeriesKey, float] = {("busy_seconds", step.rank): step.phases.busy}
+    values: dict[SeriesKey, float] = {}
+    if (busy_seconds := step.phases.timed_busy) is not None:
+        values["busy_seconds", step.rank] = busy_seconds
     own = step.own_tokens_per_second
     if own is not None:
         values["own_tokens_per_second", step.rank] = own

@@ -149,7 +149,7 @@ FLEET: Table[Row] = Table(
         FilterField(
             "busy",
             "time of data, forward and backward in the last step",
-            _of_step(lambda step: step.phases.busy),
+            _of_step(lambda step: step.phases.timed_busy),
             SECONDS,
         ),
         FilterField("wait", "wait for slower ranks and for the plan", lambda row: row.wait, SECONDS),
