@@ -70,6 +70,7 @@ class Link:
         self._tried = ("", Path())  # those of the newest connection
         self._connect_due = self._connected_monotonic = self._sent_monotonic = 0.0
         self._received, self._unsent = b"", b""
+        self._hello_sent = b""  # the newest on this connection
         self._in_flight: tuple[Batch | None, list[Outcome]] | None = None  # what the line awaiting its answer had
         self._newest = 0  # step up to which rows were sent on this connection
         self._is_hello_due = self._is_absent = self._is_refused = self._is_converting = False
@@ -95,7 +96,7 @@ class Link:
         return self._agent is not None or self._is_refused
 
     def change(self) -> None:
-        """Say hello again: the run or its verbs have changed."""
+        """Say hello again if the run or its verbs have changed."""
         self._is_hello_due = True
 
     def close(self, state: str, reason: str) -> None:
@@ -220,7 +221,8 @@ class Link:
             self._outbox.send_again()
             self._received, self._unsent = b"", b""
             self._newest, self._is_end_sent = 0, False
-            self._put(self._hello(None), None, [])
+            self._hello_sent = self._hello(None)
+            self._put(self._hello_sent, None, [])
             return
 
     def _disconnect(self) -> None:
@@ -263,8 +265,9 @@ class Link:
         """Send the next line, if the one before was answered."""
         if self._in_flight is not None:
             return
-        if self._is_hello_due:
-            self._put(self._hello(None), None, [])
+        if self._is_hello_due and (hello := self._hello(None)) != self._hello_sent:
+            self._hello_sent = hello
+            self._put(hello, None, [])
             return
         batch = self._outbox.take()
         if batch is not None and batch[0] == "row":

@@ -66,6 +66,22 @@ def test_numbers_and_reasons_of_any_kind_leave_the_run_described(server: LineSer
     assert [*server.rows] == [1]
 
 
+def test_what_a_loop_offers_is_said_once_however_often_it_attaches(server: LineServer, run: guest.Run) -> None:
+    def step() -> None:
+        guest.attach(checkpoint=lambda: None)
+        run.step()
+
+    step()
+    until(lambda: 1 in server.rows, what="the first step")
+    said = len(server.of("hello"))
+    for number in range(2, 6):
+        step()
+        until(lambda number=number: number in server.rows, what="the step")
+    assert len(server.of("hello")) == said
+    run.offer("evaluate", lambda: {})
+    until(lambda: server.of("hello")[-1]["verbs"]["evaluate"] == "", what="the new verb")
+
+
 def test_orders_are_carried_out_between_steps(server: LineServer, run: guest.Run) -> None:
     saved = []
     run.offer("checkpoint", lambda: saved.append(1))
