@@ -1,8 +1,8 @@
 """The conductor: the pure state machine that turns reports and commands into step plans. Its clock is in its state.
 
 It is the single writer of plans, so a change is atomic on all ranks by construction. Its parts share one state:
-`group` makes generations, `failures` leads from one to the next, `pipeline` issues plans and commits steps,
-`restarts` has ranks leave and come back, `commands` obeys commands, `endings` ends the run.
+`group` makes generations, `failures` leads from one to the next or ends the run, `pipeline` issues plans and commits
+steps, `restarts` has ranks leave and come back, `commands` obeys commands.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,6 @@ from math import inf
 
 from trainctl.node_agent.conductor import side_plans
 from trainctl.node_agent.conductor.commands import Commands
-from trainctl.node_agent.conductor.endings import RunEnding, StopTimeout
 from trainctl.node_agent.conductor.events import (
     Commanded,
     Computing,
@@ -26,7 +25,7 @@ from trainctl.node_agent.conductor.events import (
     Tell,
     Ticked,
 )
-from trainctl.node_agent.conductor.failures import Failures
+from trainctl.node_agent.conductor.failures import Failures, RunEnding, StopTimeout
 from trainctl.node_agent.conductor.group import Group
 from trainctl.node_agent.conductor.pipeline import Pipeline
 from trainctl.node_agent.conductor.proposals import Proposals
