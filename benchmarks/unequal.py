@@ -102,7 +102,7 @@ def one_round(steps: int, fast: Ddp, slow: Ddp, cluster: Cluster, even: Ddp) -> 
 
 
 def both(steps: int, samples: int, fast: Ddp, slow: Ddp) -> float:
-    """Their rates while both compute. The slow one's steps are as many as take about as long."""
+    """Return the sum of both rates while both compute. The slow one makes as many steps as take about as long."""
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(slow.measure, 2 * steps, MICRO_BATCH, MICRO_BATCH)
         rate = fast.measure(steps, samples, MICRO_BATCH)["tokens_per_second"]

@@ -232,7 +232,7 @@ class Trainer:
     def _train(self, trainer: Any) -> None:
         try:
             trainer.train()
-        except Exception as error:  # noqa: BLE001  whatever it is, the other thread has to hear of it
+        except Exception as error:  # noqa: BLE001  whatever it is, the other thread has to know
             self._error = str(error) or "ended"
             self._done.release()
 

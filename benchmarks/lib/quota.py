@@ -37,7 +37,7 @@ class Quota:
             (self._folder / "cgroup.procs").write_text(str(held.pid))
 
     def set(self, cores: float) -> None:
-        """As many cores from now on."""
+        """Hold the processes to so many cores from now on."""
         if self._root == _V1:
             (self._folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
             (self._folder / "cpu.cfs_quota_us").write_text(str(int(cores * PERIOD_US)))

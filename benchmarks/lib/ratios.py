@@ -7,7 +7,7 @@ import numpy as np
 
 
 def interval(ratios: Sequence[float]) -> dict[str, float]:
-    """Their median and its 95 % interval, by resampling."""
+    """Return the median of ratios and its 95 % interval, by resampling."""
     drawn = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
     low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
     return {"median": round(statistics.median(ratios), 3), "low": round(float(low), 3), "high": round(float(high), 3)}

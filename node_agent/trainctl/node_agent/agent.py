@@ -231,7 +231,7 @@ class Agent:
 
     @property
     def public_key(self) -> str:
-        """Its key as clients know it; empty: it uses none."""
+        """Return the agent's public key as clients know it; empty: it uses none."""
         return self._authenticator.pair.public if self._authenticator is not None else ""
 
     @property

@@ -81,7 +81,7 @@ class Decision:
 
 
 class Member:
-    """A rank other than 0. `report` returns what it has to say of the time since the last call."""
+    """A rank other than 0. `report` returns what happened on it since the last call."""
 
     def __init__(self, rank: int, ranks: int, report: Callable[[], str]) -> None:
         self.rank, self.ranks = rank, ranks

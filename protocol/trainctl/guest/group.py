@@ -98,7 +98,7 @@ class Group(ABC):
         self.next_tick = member.boundary
 
     def finish(self) -> None:
-        """Have the other ranks know of the last steps and orders, and wait for theirs."""
+        """Report the last steps and orders to the other ranks, and wait for theirs."""
         with self._lock:
             self._member.closing = True
         self._wake.set()

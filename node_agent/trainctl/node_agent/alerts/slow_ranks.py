@@ -221,6 +221,8 @@ def machine_facts(gpu: GpuReading | None, host: HostReading | None) -> tuple[str
     return tuple(f"{name}: {', '.join(words)}" for name, words in known.items() if words)
 
 
+# ---------------------------------------------------------------- against the calibration
+
 WINDOW_STEPS: Final = 100
 """Steps by whose median a rank is judged."""
 LOOK_EVERY_STEPS: Final = 20

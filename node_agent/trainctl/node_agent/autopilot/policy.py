@@ -132,7 +132,7 @@ class Proposal:
 
     @property
     def command(self) -> str:
-        """As typed on the command line."""
+        """Return the command as it is typed on the command line."""
         return verbs.written(self.verb, verbs.given(self.args), self.node)
 
     def finding(self, name: PolicyName) -> Finding:
@@ -230,12 +230,15 @@ class Policy(ABC):
 
     @abstractmethod
     def sees(self, facts: RunFacts, memory: Memory) -> Assessment:
-        """Its figures against its limits, and what it would do at the next occasion. Asked only when a person looks:
-        `facts.occasion` is then the last step of this generation, if there is one, and `memory` is a copy."""
+        """Return the policy's figures against its limits, and what it would do at the next occasion.
+
+        It is asked only when a person looks: `facts.occasion` is then the last step of this generation, if there is
+        one, and `memory` is a copy.
+        """
 
 
 def mode_of(config: RunFile, durable: Durable, name: PolicyName) -> PolicyMode:
-    """As commands left it, else as the run file has it, else as the policy begins."""
+    """Return a policy's mode: the one that commands left, else the run file's, else the policy's default."""
     kept = durable.policies.get(name)
     if kept is not None and kept.mode is not None:
         return kept.mode

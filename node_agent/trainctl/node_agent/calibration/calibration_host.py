@@ -83,7 +83,7 @@ class _Calibration:
         self.update(progress=(*self.answer.progress, text)[-MAX_LINES:])
 
     def hear(self, request: CalibrateRequest) -> None:
-        """Its client asks again: what may begin, or that it is to end."""
+        """Take the client's next request: what may begin, or that the calibration is to end."""
         self.heard_monotonic = time.monotonic()
         if request.cancel:
             self.cancel()

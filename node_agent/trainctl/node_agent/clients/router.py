@@ -111,7 +111,7 @@ class FairQueue(Generic[R]):
     def _take(
         self, keys: dict[str, dict[bytes, Any]], key: str, caller: bytes, line: deque[tuple[Asker, R, int]]
     ) -> tuple[Asker, R, int]:
-        """Its key and its connection go to the end of their rows."""
+        """Take the next request; its key and its connection go to the end of their rows."""
         taken = line.popleft()
         lines = keys.pop(key)
         del lines[caller]

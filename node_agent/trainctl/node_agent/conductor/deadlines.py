@@ -74,7 +74,7 @@ class StallDetector:
         return (rank, kind) not in self._done
 
     def forget(self, rank: int) -> None:
-        """Its process is to be another one."""
+        """Drop what was measured of a rank's process: another one replaces it."""
         self._of.pop(rank, None)
         self._done = {done for done in self._done if done[0] != rank}
         self._longest_seconds = {at: seconds for at, seconds in self._longest_seconds.items() if at[0] != rank}

@@ -71,7 +71,7 @@ Wish = Literal["form", "pause", "stopped", "finished"]
 
 
 class Pipeline:
-    """Issues plans and takes what ranks say of them."""
+    """Issues plans and takes what ranks report on them."""
 
     def __init__(
         self, state: ConductorState, proposals: Proposals, departures: Departures, recent: Iterable[StepPlan]
@@ -328,7 +328,7 @@ class Pipeline:
         what the record can know.
         """
         state, progress, members = self._state, self._state.progress, self._state.members
-        if members:  # what others say of steps is of a part of the run that they are not in any more
+        if members:  # others report steps of a part of the run that they have left
             answers = [answer for answer in answers if answer.rank in members]
         for report in sorted((report for answer in answers for report in answer.reports), key=lambda each: each.step):
             if report.kind == "train" and self._commits.count(report):

@@ -81,7 +81,7 @@ class Departures:
                 state.decide(Tell(rank, Leave(run=state.run, reason=why)))
 
     def come_back(self, rank: int) -> bool:
-        """Its node is there again; True if it had left."""
+        """Take note that a rank's node is there again; return whether it had left."""
         departed = self._state.durable.departed
         if rank not in departed:
             return False

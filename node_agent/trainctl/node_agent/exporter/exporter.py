@@ -98,7 +98,7 @@ class _HttpServer(ThreadingMixIn, HTTPServer):
         super().__init__((address.host, address.port), handler)
 
     def server_bind(self) -> None:
-        """As HTTPServer does, without asking the name service who this is."""
+        """Bind as HTTPServer does, without asking the name service for this machine's name."""
         super(HTTPServer, self).server_bind()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -131,7 +131,7 @@ class _HttpServer(ThreadingMixIn, HTTPServer):
 
 
 def _end(connection: socket.socket) -> None:
-    """Its reader or writer continues at once, with an error or an end."""
+    """Shut a connection down, so that its reader or writer continues at once."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:

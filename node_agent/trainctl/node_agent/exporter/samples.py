@@ -46,7 +46,7 @@ class RankTotals:
 
 @dataclass
 class RunTotals:
-    """Sums over one run, since its agent first heard of it."""
+    """Sums over one run, since its agent first knew it."""
 
     counts: dict[str, float] = field(default_factory=dict)  # by exported name; what no step has said isn't there
     step_seconds: float = 0.0

@@ -38,7 +38,7 @@ class GuestOrders:
         return [order for about, order in self._open.values() if about == run]
 
     def heard(self, run: str, outcomes: Iterable[Outcome]) -> tuple[list[CommandEnded], list[Happened]]:
-        """Return how commands ended, by what their loop says, and what is to be said of those that had expired."""
+        """Return how commands ended, by what their loop says, and events about those that had expired."""
         ended, late = [], []
         for outcome in outcomes:
             about, order = self._open.get(outcome.id, ("", None))

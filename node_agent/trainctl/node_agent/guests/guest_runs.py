@@ -57,7 +57,7 @@ SILENT_SECONDS = 30.0
 GIVE_UP_SECONDS = 600.0
 """Seconds of silence after which the run has failed; its program may attach it again."""
 GONE_SECONDS = 0.5
-"""Seconds for which a run's processes are gone, and nothing more is heard of them, until the run has failed."""
+"""Seconds for which a run's processes are gone and silent until the run has failed."""
 MAX_PROCESSES = 16
 """Most processes of a run that are remembered, with the events that they have sent."""
 EVENT_HEAD, EVENT_TAIL = 200, 780

@@ -205,7 +205,7 @@ class _CpuTimes:
 
 
 def _cpu_times() -> _CpuTimes:
-    """As of now. Guest time is counted in user time already."""
+    """Return the processors' times as of now. User time includes that of guests."""
     times = psutil.cpu_times()._asdict()
     total = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
     return _CpuTimes(total - times["idle"] - times.get("iowait", 0.0), total, times.get("steal"))

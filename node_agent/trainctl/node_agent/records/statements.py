@@ -39,8 +39,17 @@ def plan(step_plan: StepPlan, at: float, last_seq: int, last_step: int) -> Write
     """`at`, in Unix seconds, is when it was journaled. The two oldest plans go if they are of numbers and steps up to
     the last ones: that catches up with any backlog and never holds up the loop."""
     g = step_plan.generation
-    of = step_plan.kind, step_plan.step, step_plan.plan_version, step_plan.cursor
-    row = (step_plan.seq, g.term, g.n, *of, at, encode(step_plan))
+    row = (
+        step_plan.seq,
+        g.term,
+        g.n,
+        step_plan.kind,
+        step_plan.step,
+        step_plan.plan_version,
+        step_plan.cursor,
+        at,
+        encode(step_plan),
+    )
     oldest = "SELECT term, n, seq FROM plans ORDER BY term, n, seq LIMIT 2"
     old = f"DELETE FROM plans WHERE (term, n, seq) IN ({oldest}) AND seq <= ? AND step <= ?"  # noqa: S608
 
@@ -245,10 +254,27 @@ def drifts(step: int, at: float, found: Mapping[int, float]) -> Write:
 
 def event(happened: Event) -> Write:
     g = happened.generation
-    what = happened.id, happened.at, happened.kind, happened.severity, happened.by, happened.text
-    when = happened.step, g and g.term, g and g.n
-    ended = happened.command, happened.verb, happened.before, happened.after, happened.outcome
-    return _insert("events", (*what, *when, *ended, msgspec.msgpack.encode(happened.data), happened.undoes))
+    return _insert(
+        "events",
+        (
+            happened.id,
+            happened.at,
+            happened.kind,
+            happened.severity,
+            happened.by,
+            happened.text,
+            happened.step,
+            g and g.term,
+            g and g.n,
+            happened.command,
+            happened.verb,
+            happened.before,
+            happened.after,
+            happened.outcome,
+            msgspec.msgpack.encode(happened.data),
+            happened.undoes,
+        ),
+    )
 
 
 def evaluation(made: Evaluation) -> Write:
@@ -272,8 +298,14 @@ def sample(made: Sample) -> Write:
 
 
 def host(reading: HostReading, oldest_kept_at: float) -> Write:
-    of = reading.cpu_percent, reading.memory_used_bytes, reading.disk_free_bytes
-    row = (reading.read_at, reading.node, *of, encode(reading))
+    row = (
+        reading.read_at,
+        reading.node,
+        reading.cpu_percent,
+        reading.memory_used_bytes,
+        reading.disk_free_bytes,
+        encode(reading),
+    )
 
     def write(connection: sqlite3.Connection) -> None:
         connection.execute(_insertion("host", row), row)

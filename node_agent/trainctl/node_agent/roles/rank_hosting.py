@@ -144,7 +144,7 @@ class RankHosting:
         return row, followed.known
 
     def finish(self, followed: FollowedRank, state: messages.RunState, reason: str) -> None:
-        """Its trainer has ended, as it was to; of one that never began ("starting") nothing is kept."""
+        """Keep that a rank's trainer has ended as it should; of one that never began ("starting") nothing is kept."""
         followed.close()
         self._context.link.forget(followed.run)
         if state == "starting":

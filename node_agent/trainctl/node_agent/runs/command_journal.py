@@ -325,7 +325,7 @@ class CommandJournal:
             await self._tell(kept.id)
 
     async def give_up_left(self) -> None:
-        """End what this agent had accepted before another one led the run, and what that never heard of."""
+        """End what this agent had accepted before another one led the run, and what that one never received."""
         if self.session is not None or not self._askers:
             return
         for row in self._db.open_commands():

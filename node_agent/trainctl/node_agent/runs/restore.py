@@ -73,7 +73,7 @@ class Opening:
     paths: RunPaths
     recorder: RunDb
     resume_from: Path | None
-    notices: tuple[str, ...] = ()  # what the run's events should say of it
+    notices: tuple[str, ...] = ()  # what the run's events should say about it
     kept: tuple[Event, ...] = ()  # what they say already, and clients don't know yet
     remarks: tuple[str, ...] = ()  # as notices, of what was chosen and is as it should be
 
@@ -291,10 +291,7 @@ def old_run(
                 settings = share_edits.lose(settings, rank).settings
         generation = max(_highest(durable, before, seen), Generation(term, 0))
         # First of all: checkpoints of later steps, on whichever node, were written before this event and don't count.
-        text = f"resumed from step {step:,}{': later steps are repeated' * (last is not None and last.step > step)}"
-        change, sender = RunStateChanged("", "resumed", text), "auto" if starter is None else by
-        severity: Severity = "warning" if sender == "auto" else "info"
-        going = recorder.event(clock(), change, severity, sender, step=step, generation=generation)
+        going = _resumed(recorder, clock(), generation, step, last, "auto" if starter is None else by)
         recorder.retract_after(step)
         checkpoints.supersede(paths.checkpoints, step)
         state = recorder.last_state()
@@ -335,7 +332,9 @@ def old_run(
         )
         _keep(recorder, durable)
         conductor = Conductor(paths.directory.name, config, durable, _progress(state.step, durable))
-        notices = (f"settings restored to step {step + 1}; later changes are undone",) * (settings != kept)
+        notices: tuple[str, ...] = ()
+        if settings != kept:
+            notices = (f"settings restored to step {step + 1}; later changes are undone",)
         notices += _skips_in_words(skipped, step) + _gone_further_back(asked, step)
         if lost:
             first = state.step.step + 1 if state.step is not None else 1
@@ -343,6 +342,18 @@ def old_run(
             why = f"as in a power cut; the run continues from its checkpoint of step {step:,}"
             notices += (f"the record has lost {missing}, {why}",)
         return Opening(conductor, paths, recorder, source.folder, notices, (going,))
+
+
+def _resumed(
+    recorder: RunDb, at: float, generation: Generation, step: int, last: StepCommitted | None, by: str
+) -> Event:
+    """`last`: the last step before the run went back."""
+    text = f"resumed from step {step:,}" + (
+        ": later steps are repeated" if last is not None and last.step > step else ""
+    )
+    severity: Severity = "warning" if by == "auto" else "info"
+    change = RunStateChanged("", "resumed", text)
+    return recorder.event(at, change, severity, by, step=step, generation=generation)
 
 
 def surviving_run(

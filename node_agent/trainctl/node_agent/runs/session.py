@@ -108,7 +108,7 @@ class Session:
         self._unrecorded = self._begun_checkpoint()  # plans of those whose writers wait for the record
         self._telling = set[asyncio.Task[None]]()  # kept, or they could be collected before they are done
         self._unstarted: dict[int, str] = {}  # why, for ranks that could not be started again
-        self._away: dict[int, str] = {}  # why, for ranks that have not been heard of lately
+        self._away: dict[int, str] = {}  # why, for ranks that have been silent lately
         self._view, self._is_view_old = self._look({}), False
         self._shown, self._looked_monotonic = self._view, time.monotonic()  # the view as clients have it
         self._keep_view()

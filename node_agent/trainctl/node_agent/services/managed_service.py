@@ -191,11 +191,16 @@ class Manager:
         """Return where to look for why a service doesn't start."""
         if self.name == "launchd":
             return str(service.logs / BOOT_LOG)
-        return f"{service.logs / 'agent.log'}, or journalctl {'--user ' * (self.scope == 'user')}-u {UNIT}"
+        return f"{service.logs / 'agent.log'}, or journalctl {'--user ' if self.scope == 'user' else ''}-u {UNIT}"
 
     def installed(self) -> bytes | None:
-        """Return the installed file; None if there is none. Raises OSError."""
-        return self.file.read_bytes() if self.file.exists() else None
+        """Return the installed file; None if there is none. Raises NotAuthorisedError."""
+        try:
+            return self.file.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise NotAuthorisedError(f"{self.file}: {error.strerror}") from None
 
     def look(self) -> State:
         """Return the service's state. Raises NoManagerError or ManagerError."""
@@ -292,7 +297,13 @@ def _run(command: Command) -> "subprocess.CompletedProcess[str]":
     environment = ({"XDG_RUNTIME_DIR": str(runtime)} if runtime.is_dir() else {}) | os.environ
     try:
         return subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
     except FileNotFoundError:
         raise ManagerError(f"{command[0]} is not on PATH") from None

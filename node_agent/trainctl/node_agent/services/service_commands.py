@@ -137,7 +137,7 @@ def uninstall(user: User = False, manager: Named = None, dry_run: Dry = False, j
         logs = logs_named(data or b"")
         folder = str(logs.parent.parent) if logs else ""
         answer |= {"file": str(machine.file), "state": folder}
-        answer["remarks"].append(f"left in place: runs and logs{f' in {folder}' * bool(folder)}, and keys")
+        answer["remarks"].append(f"left in place: runs and logs{f' in {folder}' if folder else ''}, and keys")
 
 
 def status(user: User = False, manager: Named = None, json: Json = False) -> None:

@@ -27,7 +27,7 @@ NODE = "simulated"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Its exit status."""
+    """Simulate as the arguments say, and return the exit status."""
     options = _parser().parse_args(arguments)
     gc.freeze()  # a run makes no cycles worth looking for
     gc.set_threshold(100_000)

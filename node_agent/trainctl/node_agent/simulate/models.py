@@ -142,7 +142,7 @@ class DeviceModel:
         return SimulatedPart(forward, seconds - forward, self.spec.step_seconds, micro, replays, peak)
 
     def _fitting(self, micro: int) -> tuple[int, int]:
-        """As a trainer does, a pass that runs out of memory is made again in halves."""
+        """Return the micro-batch that fits and the passes made again: a pass that runs out of memory is halved."""
         if micro not in self._fits:
             fitting, replays = micro, 0
             while fitting > 1 and self.spec.out_of_memory(fitting):

@@ -120,7 +120,7 @@ class SimulatedRank:
         self._say(self._messages.ready(self.last_step, self.cursor))
 
     def die(self, why: str) -> None:
-        """As by SIGKILL: ranks that wait for it in a sum notice it, and so does its agent."""
+        """End as by SIGKILL: ranks that wait for this one in a sum notice it, and so does its agent."""
         if not self.alive:
             return
         self.deaths += 1
@@ -272,7 +272,7 @@ class SimulatedRank:
             self._later(seconds, partial(self._end_side, plan, mine, seconds))
 
     def _begin_step(self, plan: messages.StepPlan, mine: messages.RankWork) -> None:
-        """As a trainer does, a batch is continued only if the plan says that it finishes that very one."""
+        """Begin a step's passes. As in a trainer, a batch is continued only if the plan finishes that same batch."""
         if plan.finishes is None or not self._held:
             self._held = ()
         self._held_from = plan.finishes or plan.generation
@@ -286,7 +286,7 @@ class SimulatedRank:
         self._later(part.busy, self._accumulated)
 
     def _accumulated(self) -> None:
-        """Its gradients are there: the group sums them."""
+        """Have the group sum the gradients, which are there now."""
         step = self._in_step
         assert step is not None
         plan = step.plan

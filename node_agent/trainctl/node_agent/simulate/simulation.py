@@ -335,7 +335,7 @@ NEWEST_STEPS = 500
 
 
 def outcome(scenario: Scenario, played: SimulatedRun, paths: RunPaths) -> dict[str, Any]:
-    """As one JSON object. Seconds are simulated ones, but for `real_seconds`."""
+    """Return the outcome as one JSON object. Seconds are simulated ones, except `real_seconds`."""
     conductor, cost = played.lead.conductor, played.lead.view().cost
     with RecordReader(paths) as reader:
         last, totals = reader.last_step(), reader.totals()

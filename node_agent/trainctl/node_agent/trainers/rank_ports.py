@@ -144,7 +144,7 @@ class LocalRank:
         return is_sent
 
     def look(self) -> Look:
-        """As it is now; while this agent has too many files open to tell, as it was."""
+        """Return the trainer's state now; the last one known while too many files are open to look."""
         with contextlib.suppress(OSError):
             self._seen = self._look()
         return self._seen
@@ -264,7 +264,7 @@ class RemoteRank:
         self._link, self._run, self._rank, self._hosting = link, run, rank, hosting
 
     def start(self, resume_from: Path | None) -> None:
-        """Its agent has started it when it agreed to host it."""
+        """Do nothing: the rank's agent starts the trainer when it agrees to host it."""
 
     async def tell(self, order: ToTrainer) -> bool:
         """Return whether its agent was there to take it."""
@@ -279,11 +279,11 @@ class RemoteRank:
         return next(hosted, None)
 
     def doing(self) -> str:
-        """Return what is known of a trainer that isn't heard of."""
+        """Return what is known about a trainer that is silent."""
         return "silent" if self.in_touch else f"{self._link.node}'s agent: {self._link.line.why}"
 
     def last_reports(self) -> list[Report]:
-        """Its agent sends them by itself."""
+        """Return none: the rank's agent sends them by itself."""
         return []
 
     @property

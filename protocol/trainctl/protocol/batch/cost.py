@@ -23,7 +23,7 @@ class NodeTime(msgspec.Struct, frozen=True):
     since_at: float | None = None  # from when on it takes part, Unix seconds; None: it takes no part now
 
     def until(self, at: float) -> float:
-        """Its seconds up to `at`, Unix seconds. A clock that went back takes none away."""
+        """Return the seconds up to `at`, in Unix seconds. A clock that went back takes none away."""
         return self.seconds + (max(0.0, at - self.since_at) if self.since_at is not None else 0.0)
 
 

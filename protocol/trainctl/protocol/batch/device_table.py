@@ -35,7 +35,7 @@ class Device:
 
     @property
     def key(self) -> str:
-        """Its name in a cluster file."""
+        """Return the device's name in a cluster file."""
         return self.name.lower().removeprefix("geforce ").replace("rtx ", "rtx").replace(" ", "-")
 
     @property

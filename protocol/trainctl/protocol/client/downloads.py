@@ -52,7 +52,7 @@ async def download_record(
             file.write(first.data)
             try:
                 is_whole = await _append(file, first.size_bytes, RECORD_PART_BYTES, ask, show)
-            except RefusedError:  # the agent began anew, or dropped its copy
+            except RefusedError:  # the agent was restarted, or dropped its copy
                 is_whole = False
         if not is_whole:
             part.unlink()

@@ -20,7 +20,7 @@ class Group:
 
     @property
     def and_above(self) -> list[Path]:
-        """Its folder and those of the groups that contain it, as far as the mount shows them."""
+        """Return the group's folder and those of the groups that contain it, as far as the mount shows them."""
         above = [path for path in self.folder.parents if path.is_relative_to(self.mount)]
         return [self.folder, *above]
 

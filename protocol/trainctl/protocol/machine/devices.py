@@ -145,7 +145,7 @@ def _of_mlx() -> Iterator[DeviceTypes]:
 
 
 def apple_chip() -> str:
-    """Its name, such as Apple M1 Pro; empty if the system doesn't say it."""
+    """Return the chip's name, such as Apple M1 Pro; empty if the system doesn't say it."""
     command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SYSCTL_SECONDS)

@@ -50,14 +50,14 @@ class Metric(NamedTuple):
     drawn: bool = True  # whether charts offer it
 
     def of(self, message: Any) -> float | None:
-        """Its value in a StepCommitted or RankStep; None where that has none. A rank's part has its machine's by
-        name."""
+        """Return the metric's value in a StepCommitted or RankStep; None where that has none. A rank's part has the
+        values of its machine by name."""
         values: Mapping[str, float] = getattr(message, "values", {})
         in_field = self.field and self.scope != "host"
         return operator.attrgetter(self.field)(message) if in_field else values.get(self.name)
 
     def of_machine(self, host: Any, gpu: Any) -> float | None:
-        """Its value in a HostReading and the GpuReading of the rank's device; None where neither has one."""
+        """Return the value in a HostReading or the GpuReading of the rank's device; None where neither has one."""
         where, _, field = self.field.partition(".")
         if not field:
             return None if host is None else host.values.get(self.name)

@@ -285,7 +285,7 @@ class DryRun(Reply, tag="dry-run", frozen=True):
 
 
 class DiagnosisReply(Reply, tag="diagnosis", frozen=True):
-    """Why a run is slow or stuck."""
+    """Names the reasons for which a run is slow or stuck."""
 
     run: str
     live: bool  # whether the run is active and was judged as it is now

@@ -287,7 +287,7 @@ class StepCommitted(Message, tag="step-committed", frozen=True):
 
     @property
     def seconds_per_sample(self) -> float | None:
-        """Its seconds / its samples; None without samples."""
+        """Return the part's seconds per sample; None without samples."""
         return self.step_seconds / self.samples if self.samples else None
 
 

@@ -512,7 +512,7 @@ def _perplexities(losses: Series) -> Series:
 
 
 def _event_data(body: bytes | None, text: str) -> AnyEvent:
-    """Its text, where a later program wrote a kind that this one doesn't know, or one before 0.2.0 wrote no data."""
+    """Return an event's data; only its text where the kind is a later program's, or one before 0.2.0 wrote no data."""
     if body is None:
         return Notice(text)
     try:

@@ -58,7 +58,7 @@ class Life(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Its process, None as long as it isn't known."""
+        """Return the process's id; None as long as it isn't known."""
 
     def kill(self) -> None: ...
     def reap(self) -> int | None: ...

@@ -175,7 +175,7 @@ def whole(model: torch.nn.Module) -> torch.nn.Module:
 
 
 class _WholeEmbedding(torch.nn.Embedding):
-    """As QuantizedEmbedding, unpacked."""
+    """A QuantizedEmbedding that is unpacked."""
 
     def __init__(self, weight: torch.nn.Parameter, scale: torch.Tensor | None) -> None:
         rows, width = weight.shape

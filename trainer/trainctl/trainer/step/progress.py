@@ -119,7 +119,7 @@ class Progress:
         weights: Mapping[str, float],
         tokens: int,
     ) -> Iterator[None]:
-        """As `exclusive`: within, add a gradient to the accumulators. Its samples are part of the batch if
+        """Hold the accumulators, as `exclusive` does, while a gradient is added. Its samples are part of the batch if
         nothing is raised."""
         with self._lock:
             self.check(generation)

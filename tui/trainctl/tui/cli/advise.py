@@ -264,7 +264,7 @@ class SimulatorProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Its record goes if it isn't complete."""
+        """End the simulator, and remove its record if that isn't complete."""
         assert self._process.stdout is not None
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

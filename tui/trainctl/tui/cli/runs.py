@@ -168,8 +168,9 @@ def runs_in(folders: Iterable[Path]) -> dict[str, Path]:
 
 
 def find_here(given: str) -> Path | None:
-    """Like `find`, but None for an id that no local folder has: an agent may know that run. Raises InvalidInputError
-    for a path that is not a run directory.
+    """Find a run as `find` does; None for an id that no local folder has: an agent may know that run.
+
+    Raises InvalidInputError for a path that is not a run directory.
     """
     if "/" in given or Path(given).exists():
         return find(given)

@@ -114,7 +114,7 @@ async def _hand_over(client: "Client", order: Order) -> CommandReply:
 
 
 def exit_code(reply: CommandReply) -> int:
-    """Return what a script learns of a command's end: 0, 3 or 4."""
+    """Return the exit code that tells a script how a command ended: 0, 3 or 4."""
     if reply.state in ("applied", "accepted"):
         return 0
     return ExpiredError.exit_code if reply.state == "expired" else RefusedError.exit_code

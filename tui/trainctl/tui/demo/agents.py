@@ -48,7 +48,7 @@ class HeartbeatWatch:
 
 
 async def until_lost(live_address: str, clock: Callable[[], float] = time.monotonic) -> None:
-    """Return when the agent that publishes at `live_address` has not been heard of for too long."""
+    """Return when the agent that publishes at `live_address` has been silent for too long."""
     context = zmq.Context()
     try:
         socket = sockets.new_socket(context, zmq.SUB)

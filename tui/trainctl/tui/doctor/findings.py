@@ -43,7 +43,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why something wasn't reached."""
+    """The reason for which something wasn't reached."""
 
     kind: Literal["refused", "no-route", "timeout", "silent", "not-authorised", "version", "protocol", "other"]
     text: str

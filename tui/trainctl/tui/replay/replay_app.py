@@ -202,7 +202,7 @@ def run_replay(directory: Path, speed: float) -> int:
 
 
 class GrowingSource(ReplaySource):
-    """Its end moves on until the run has ended; played up to the end it waits there for more."""
+    """A record that still grows: its end moves on until the run has ended, and the replay waits there for more."""
 
     def _advance(self, seconds: float) -> list[Live | Heartbeat | Snapshot]:
         if self.is_growing:

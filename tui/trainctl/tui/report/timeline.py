@@ -283,7 +283,7 @@ def _with_return(incident: Incident, events: Iterable[Event], step_at: StepAt) -
 
 
 def time_parts(line: Timeline, events: Sequence[Event], evaluations: int) -> Iterator[TimePart]:
-    """Their sum is the run's time. Parts that took no time are left out."""
+    """Yield the parts of a run's time, which sum to it. Parts that took no time are left out."""
     steps, again = _steps(line)
     rest = _rests(line, events)
     retracted = sum(commit.retracted for commit in line.commits)

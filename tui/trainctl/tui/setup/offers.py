@@ -80,7 +80,7 @@ def _program() -> str:
 
 
 def _download(program: str, model: str) -> None:
-    """Its output is a note for the person: on standard error."""
+    """Download a model with `program`, whose output goes to standard error: it is a note for the person."""
     status = subprocess.run([program, "download", model], stdout=sys.stderr, check=False).returncode
     if status:
         raise RefusedError(f"hf download {model} failed (exit status {status}); the lines above have the reason")
